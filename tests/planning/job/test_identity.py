@@ -62,6 +62,7 @@ execution:
         (5, "1cc13b0bb66791512cb69d30693427fa5ec28acc15d53e3e6cf60ef75239d7e4"),
         (6, "3351b61fff11e1926303137840890836432fa86b36d36561dfbd370c7c6b6594"),
         (7, "82ad3bd2a2c225141b3b03fb0ed82e6f125810db47dbe0aef6448a1d467b9c9b"),
+        (8, "70c86601cf6cfc00feb4afb5fd102ff177b4ef800052cffce02f8db8b1c70c5a"),
     ],
 )
 def test_golden_ids(version: int, job_id: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from dataserver.planning.layouts.colocated.programs import schedules
 from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
 from dataserver.planning.layouts.colocated.timeline import bound_ns, timeline
 from dataserver.planning.layouts.interface import PlannedTimeline
-from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.candidates import fastest, ranked, shown
 from dataserver.planning.plan.arranging import arrange_and_route, arrange_samples, images_beside, module_images
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.placement import in_order
@@ -27,6 +26,9 @@ from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleToo
 
 MORE_SINCE = 8
 """The first plan_version that also tries more microbatches than memory asks for, where it states any."""
+
+SLOWER = 2
+"""So many numbers of microbatches in a row without a faster plan end what is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +73,24 @@ def _candidates(job: Job, samples: StepSamples, rounds: StepRounds, number: int 
 
 
 def _with_more_microbatches(job: Job, samples: StepSamples, fewest: _CandidatePlan) -> Iterator[_CandidatePlan]:
-    """The step as less memory would run it, in more and smaller microbatches, as long as these are faster.
+    """The step as less memory would run it, in more and smaller microbatches, until two numbers in a row are no faster.
 
     What ranks hold depends on their number, most of all in canonical order. Where no memory is stated, there are always
     as many as the samples need; and where a plan is near its bound there is nothing to win.
     """
-    best, number = fewest, fewest.rounds.num_microbatches
+    best, number, slower = fewest, fewest.rounds.num_microbatches, 0
     if all(m.memory is None for m in job.spec.execution.modules):
         return
-    while number < len(samples) and 50 * best.makespan_ns > 51 * bound_ns(job, best.plan):
-        number = next(n for n in _numbers() if n > number)
+    while slower < SLOWER and number < len(samples) and 20 * best.makespan_ns > 21 * bound_ns(job, best.plan):
+        number += max(1, number // 8)
         try:
             rounds, _ = arrange_step(job, samples, number)
         except (BinBudgetError, MicrobatchTooLargeError):  # spread so thin that a way to fit is not found
             return
         found = _candidates(job, samples, rounds, number)
         yield from found
-        if found[0].makespan_ns >= best.makespan_ns:
-            return
-        best, number = found[0], max(number, rounds.num_microbatches)
-
-
-def _numbers() -> Iterator[int]:
-    """Powers of two, and one and a half times these."""
-    for power in count():
-        yield from (2 << power, 3 << power)
+        slower = slower + 1 if found[0].makespan_ns >= best.makespan_ns else 0
+        best, number = fastest([best, found[0]]), max(number, rounds.num_microbatches)
 
 
 def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:

@@ -17,13 +17,17 @@ from dataserver.planning.layouts.pipelined import placing
 from dataserver.planning.layouts.pipelined.placing import racing, search
 from dataserver.planning.layouts.pipelined.placing.problem import Budgets, PlacementProblem
 from dataserver.planning.plan.placement import Placement
+from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step, timeline
+
+COSTS = (1_000_000, 4_000_000), (16_000_000, 100_000)
+"""Fixed and per unit, of images and texts: a stage of the backbone takes about as long as the encoder."""
 
 
 def long_ranks(seed: int, waves: int, dp: int = 1) -> PlacementProblem:
     """Ranks of four stages with an encoder and a generator each, whose times vary, and two more in flight."""
     random, count = np.random.default_rng(seed), dp * waves
-    encoder, other = (random.integers(2_000, 17_000, count) for _ in range(2))
+    encoder, other = (9_000 * np.exp(random.normal(-0.15, 0.55, (2, count)))).astype(np.int64)
     times = np.stack([encoder, np.full(count, 10_000), (3 * encoder + 2 * other) // 5])
     own = np.concatenate([times, np.zeros((3, 1), np.int64)], axis=1)
     return PlacementProblem(
@@ -58,7 +62,7 @@ def test_a_race_finds_faster_orders_and_never_hands_back_slower_ones(waves: int)
         after.append(before[-1] if faster is None else placing.makespan_ns(problem, faster))
         assert faster is None or after[-1] < before[-1]
         assert placing.lower_bound_ns(problem) <= after[-1]
-    assert 1000 * sum(after) < 997 * sum(before)
+    assert 1000 * sum(after) < 998 * sum(before)
 
 
 def test_a_race_places_every_sequence_once_and_the_same_each_time() -> None:
@@ -70,7 +74,7 @@ def test_a_race_places_every_sequence_once_and_the_same_each_time() -> None:
     assert sorted(zip(one.rank.tolist(), one.wave.tolist(), strict=True)) == [(r, w) for r in (0, 1) for w in range(48)]
 
 
-def test_all_searches_of_a_race_share_half_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_searches_of_a_race_share_five_eighths_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, spent, go_on = long_ranks(1, 64), list[int](), pipeline.go_on
 
     def counted(*arguments: Any) -> tuple[int, int]:
@@ -85,7 +89,7 @@ def test_all_searches_of_a_race_share_half_of_a_budget(monkeypatch: pytest.Monke
     assert found is not None
     assert placing.makespan_ns(problem, found) < before
     budget = search.budget_of(problem)
-    assert budget // 2 <= sum(spent) <= budget // 2 + 16
+    assert 5 * budget // 8 <= sum(spent) <= 5 * budget // 8 + 16
 
 
 @pytest.mark.parametrize(
@@ -134,23 +138,51 @@ def test_even_orders_are_also_taken_backwards_and_with_small_ends() -> None:
         assert through[[order.index(39), order.index(0)]].tolist() == np.sort(through)[:2].tolist()
 
 
+def test_there_is_no_race_near_the_bound() -> None:
+    """A rank whose backbone takes nearly all of the time is searched once."""
+    problem = long_ranks(0, 64)
+    own = problem.own.copy()
+    own[1, :-1] *= 50
+    slow = replace(problem, own=own, way=own[:, :-1].copy())
+    found = searched(slow, 0)
+    assert raced(slow, 0, found, goal=1) is None
+
+
+def test_searches_that_would_not_catch_up_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where image times are very uneven, even orders are far from good ones."""
+    problem = long_ranks(0, 64)
+    own = problem.own.copy()
+    own[::2, :-1] = np.exp(np.random.default_rng(0).normal(8, 2, (2, 64))).astype(np.int64)
+    uneven, spent, go_on = replace(problem, own=own, way=own[:, :-1].copy()), list[int](), pipeline.go_on
+
+    def counted(*arguments: Any) -> tuple[int, int]:
+        found = go_on(*arguments)
+        spent.append(found[0])
+        return found
+
+    found = searched(uneven, 0)
+    monkeypatch.setattr(pipeline, "go_on", counted)
+    assert raced(uneven, 0, found) is None
+    assert sum(spent) <= 4 * search.budget_of(uneven) // 64 + 16
+
+
 def test_plans_of_one_rank_are_raced_since_version_8() -> None:
-    data = job_data(encoder=1, backbone=(1, 4), generator=1, stream={"global_batch": 48, "packing": {"enabled": False}})
+    """Never slower than those of version 7, and the same for any number of threads."""
+    data = job_data(encoder=1, backbone=(1, 8), generator=1, stream={"global_batch": 64, "packing": {"enabled": False}})
     data["execution"]["layout"] = {"kind": "pipelined", "extra_in_flight": 2, "fewest_microbatches": True}
+    image, text = ({"microbatch_ns": fixed, "linear_ps": slope, "quadratic_fs": 0} for fixed, slope in COSTS)
+    for module in data["execution"]["modules"]:
+        module["cost"] = text if module["kind"] == "backbone" else image
     new = parse_job(data)
-    old, names, faster = in_version(new, 7), set[str](), 0
+    old, raced = in_version(new, 7), 0
     for seed in range(4):
-        samples, hashes = make_samples(new, 48, seed), set[bytes]()
-        before = plan_step(old, 0, samples)
+        samples, plans = make_samples(new, 64, seed), list[StepPlan]()
         for count in (1, 3):
             with computing_on(count):
-                plan = plan_step(new, 0, samples)
-            hashes.add(plan.hash)
-        assert len(hashes) == 1
-        names |= {c.name for c in plan.candidates}
-        after_ns, before_ns = timeline(new.spec, plan).makespan_ns, timeline(old.spec, before).makespan_ns
-        assert after_ns <= before_ns
-        faster += after_ns < before_ns
+                plans.append(plan_step(new, 0, samples))
+        plan, before = plans[0], plan_step(old, 0, samples)
+        assert len({p.hash for p in plans}) == 1
+        assert timeline(new.spec, plan).makespan_ns <= timeline(old.spec, before).makespan_ns
         assert not any("even orders" in c.name for c in before.candidates)
-    assert "search from even orders" in names
-    assert faster
+        raced += any("even orders" in c.name for c in plan.candidates)
+    assert raced

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataserver.planning import I64, U64, yield_point
+from dataserver.planning.layouts.pipelined.placing.bounds import lower_bound_ns
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
 from dataserver.planning.layouts.pipelined.placing.search import (
     OPERATIONS_AT_ONCE,
@@ -24,11 +25,18 @@ if TYPE_CHECKING:  # kernels are imported where they are called
 RACED_WAVES = range(32, 513)
 """Microbatches of a rank for which an even order is worth a search: fewer are ordered well from any start."""
 
-BUDGET_PARTS = 2
-"""All searches of a race together may simulate one of so many parts of a search's budget."""
+WORTH_SHARE = 256
+"""There is no race where no placement can be faster by more than one part in so many."""
+
+RACE_EIGHTHS = 5
+"""All searches of a race together may simulate so many eighths of a search's budget."""
 
 HEAT_PARTS = 64
 """Each search of a race first gets one of so many parts of a search's budget; the fastest gets what is left."""
+
+LOST_SHARE = 20
+"""A race ends after these first parts where all of its searches are slower than what there is to beat by more than one
+part in so many: they would not catch up."""
 
 _PRECISION_BITS = 16
 """Binary places of a microbatch's time over the mean."""
@@ -56,16 +64,20 @@ def raced(
         goal: nanoseconds, see `goal_ns`.
     """
     to_beat = makespan_ns(problem, found)
-    if not _is_worth(problem) or to_beat <= goal:
+    if to_beat <= goal or not _is_worth(problem):
+        return None
+    bound = lower_bound_ns(problem)
+    if to_beat <= bound + bound // WORTH_SHARE:
         return None
     budget = budget_of(problem, most_sequences)
     words = draws(seed, Operator.PLAN_SEARCH, 0, 1, step, 2 * budget)
-    heat, left = budget // HEAT_PARTS, budget // BUDGET_PARTS
+    heat, left = budget // HEAT_PARTS, RACE_EIGHTHS * budget // 8
     runners = [_Runner(problem, placement, words) for placement in even_orders(problem, start)]
     for runner in runners:
         left -= runner.go_on(heat, goal)
     best = min(runners, key=lambda runner: runner.makespan_ns)
-    best.go_on(left, goal)
+    if best.makespan_ns <= to_beat + to_beat // LOST_SHARE:
+        best.go_on(left, goal)
     return best.placement if best.makespan_ns < to_beat else None
 
 
