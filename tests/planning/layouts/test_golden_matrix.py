@@ -27,7 +27,12 @@ BLOCKS, BLOCK = 8, 10
 FEW = {8: 3}
 """Blocks of each kind by version, one of earlier ones; the rest is for the long tests."""
 STEP = 3
-CASES = [("pipelined", 5), ("pipelined", 6), ("grouped", 6), *product(LAYOUT_KINDS, (7, 8))]
+CASES = [
+    ("pipelined", 5),
+    ("pipelined", 6),
+    ("grouped", 6),
+    *((kind, version) for version, kind in product((7, 8), LAYOUT_KINDS)),
+]
 """Kinds and plan versions: version 6 changes pipelines alone, version 7 pipelines and groups, 8 all but towers."""
 
 
