@@ -65,6 +65,8 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
         less = _with_less_memory if job.spec.execution.plan_version >= LADDER_SINCE else _with_two_in_flight
         plain = [*compared, *less(packed, compared, plans)]
         found = [*plain, *refined(job, plain)]
+        if _is_static(job.spec.execution) and len(plain) > len(compared):  # these may be better after all
+            found += refined(job, compared)
     candidates = ranked(found)  # equals stay in order: the policy's own comes first
     best = candidates[0]
     said = _decisions(job.spec.execution, packed.costs, best, [c for c in compared if c is not best])
@@ -143,7 +145,7 @@ def _with_less_memory(
     """
     best, longest = fastest(compared), int(packed.lengths.max(initial=1))
     execution = packed.job.spec.execution
-    is_static = execution.options(GroupedOptions).policy is GroupPolicy.STATIC
+    is_static = _is_static(execution)
     sought = not is_static or execution.plan_version >= STATIC_SINCE
     if not sought or 50 * best.makespan_ns <= 51 * plans[best.groups].time_ns:
         return
@@ -161,6 +163,10 @@ def _with_less_memory(
         yield found
         slower = slower + 1 if found.makespan_ns >= best_ns else 0
         best_ns = min(best_ns, found.makespan_ns)
+
+
+def _is_static(execution: Execution) -> bool:
+    return execution.options(GroupedOptions).policy is GroupPolicy.STATIC
 
 
 def _smaller(tokens: int) -> Iterator[int]:
