@@ -215,8 +215,8 @@ def test_an_odd_server_is_named_once_and_asked_last(
 @pytest.mark.parametrize(("field", "pinned"), [("order_versions", 1), ("content_versions", 2), ("plan_versions", 8)])
 def test_unsupported_versions_are_named(serve: Serve, patient: Timeouts, field: str, pinned: int) -> None:
     job = filled_in(serve(), patient)
-    fleet = Fleet(serve(info={field: [8, 9]}).address, timeouts=patient)
-    with pytest.raises(VersionError, match=rf"{field.removesuffix('s')} \[8, 9\], the job is pinned to {pinned}"):
+    fleet = Fleet(serve(info={field: [98, 99]}).address, timeouts=patient)
+    with pytest.raises(VersionError, match=rf"{field.removesuffix('s')} \[98, 99\], the job is pinned to {pinned}"):
         fleet.register(job)
     fleet.close()
 

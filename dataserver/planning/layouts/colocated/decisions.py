@@ -11,27 +11,38 @@ from dataserver.planning.layouts.colocated.assignment import as_numbered
 from dataserver.planning.layouts.colocated.rounds import StepRounds
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import held_units, microbatch_loads
-from dataserver.planning.plan.naming import unit_of
+from dataserver.planning.plan.naming import milliseconds, unit_of
 from dataserver.planning.plan.plan import ArrangedStep, Decision
 
 
 def decisions(
-    spec: JobSpec, rounds: StepRounds, plan: ArrangedStep, planned: PlannedTimeline, fewest: int
+    spec: JobSpec,
+    rounds: StepRounds,
+    plan: ArrangedStep,
+    planned: PlannedTimeline,
+    fewest: int,
+    fitting: tuple[int, int],
 ) -> tuple[Decision, ...]:
     """How every module was spread, what the assignment to ranks saved, and what memory asked for.
 
-    The sequences alone would have taken `fewest` microbatches.
+    The sequences alone would have taken `fewest` microbatches; `fitting` are the fewest that memory holds, and the
+    nanoseconds of the step with these.
     """
     modules = spec.execution.modules
     return (
-        *_of_memory(modules, rounds, plan, planned, fewest),
+        *_of_memory(modules, rounds, plan, planned, fewest, fitting),
         *(_of_spread(m, rounds, plan) for m in modules),
         *_of_assignment(spec.execution.backbone.name, rounds),
     )
 
 
 def _of_memory(
-    modules: Sequence[ModuleSpec], rounds: StepRounds, plan: ArrangedStep, planned: PlannedTimeline, fewest: int
+    modules: Sequence[ModuleSpec],
+    rounds: StepRounds,
+    plan: ArrangedStep,
+    planned: PlannedTimeline,
+    fewest: int,
+    fitting: tuple[int, int],
 ) -> list[Decision]:
     said, several = list[Decision](), len(rounds.items) > 1
     limited = [m.name for m in modules if m.memory is not None]
@@ -45,6 +56,9 @@ def _of_memory(
         said.append(Decision("step", "sequences taken apart", reason))
     if plan.num_microbatches > fewest:
         reason = f"{fewest} hold the sequences, but not within the memory of {', '.join(limited)}"
+        if plan.num_microbatches > fitting[0]:
+            beside = f"{milliseconds(fitting[1])} with {fitting[0]}"
+            reason = f"simulated {milliseconds(planned.makespan_ns)}, against {beside}"
         said.append(Decision("step", f"{plan.num_microbatches} microbatches of each rank", reason))
     if limited:
         peak = int(planned.timeline.peak_bytes.max())

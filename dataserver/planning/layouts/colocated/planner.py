@@ -16,7 +16,7 @@ from dataserver.planning.layouts.colocated.programs import schedules
 from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
 from dataserver.planning.layouts.colocated.timeline import bound_ns, timeline
 from dataserver.planning.layouts.interface import PlannedTimeline
-from dataserver.planning.layouts.shared.candidates import fastest, ranked, shown
+from dataserver.planning.layouts.shared.candidates import ranked, shown
 from dataserver.planning.plan.arranging import arrange_and_route, arrange_samples, images_beside, module_images
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.placement import in_order
@@ -56,10 +56,12 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     _check_budget(job.spec, samples)
     arranged, fewest = arrange_step(job, samples)
     candidates = _candidates(job, samples, arranged)
+    fitting = candidates[0]
     if job.spec.execution.plan_version >= MORE_SINCE:
-        candidates = ranked([*candidates, *_with_more_microbatches(job, samples, candidates[0])])
+        candidates = ranked([*candidates, *_with_more_microbatches(job, samples, fitting)])
     best = candidates[0]
-    said = decisions(job.spec, best.rounds, best.plan, best.planned, fewest)
+    fits = fitting.rounds.num_microbatches, fitting.makespan_ns
+    said = decisions(job.spec, best.rounds, best.plan, best.planned, fewest, fits)
     return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
 
 
@@ -78,19 +80,20 @@ def _with_more_microbatches(job: Job, samples: StepSamples, fewest: _CandidatePl
     What ranks hold depends on their number, most of all in canonical order. Where no memory is stated, there are always
     as many as the samples need; and where a plan is near its bound there is nothing to win.
     """
-    best, number, slower = fewest, fewest.rounds.num_microbatches, 0
     if all(m.memory is None for m in job.spec.execution.modules):
         return
-    while slower < SLOWER and number < len(samples) and 20 * best.makespan_ns > 21 * bound_ns(job, best.plan):
+    best_ns, bound, number, slower = fewest.makespan_ns, bound_ns(job, fewest.plan), fewest.rounds.num_microbatches, 0
+    while slower < SLOWER and number < len(samples) and 20 * best_ns > 21 * bound:
         number += max(1, number // 8)
         try:
             rounds, _ = arrange_step(job, samples, number)
-        except (BinBudgetError, MicrobatchTooLargeError):  # spread so thin that a way to fit is not found
+        except (BinBudgetError, MicrobatchTooLargeError):  # too many, or no way was found to fit them
             return
         found = _candidates(job, samples, rounds, number)
         yield from found
-        slower = slower + 1 if found[0].makespan_ns >= best.makespan_ns else 0
-        best, number = fastest([best, found[0]]), max(number, rounds.num_microbatches)
+        number, slower = rounds.num_microbatches, slower + 1
+        if found[0].makespan_ns < best_ns:
+            best_ns, bound, slower = found[0].makespan_ns, bound_ns(job, found[0].plan), 0
 
 
 def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:

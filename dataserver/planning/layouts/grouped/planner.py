@@ -62,11 +62,11 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     plans = _by_policy(packed, packed.costs, plans_of)
     found = compared = [_plain(packed, name, plan) for name, plan in plans.items()]
     if len(job.spec.execution.modules) > 1:
-        less = _with_less_memory if job.spec.execution.plan_version >= LADDER_SINCE else _with_two_in_flight
-        plain = [*compared, *less(packed, compared, plans)]
-        found = [*plain, *refined(job, plain)]
-        if _is_static(job.spec.execution) and len(plain) > len(compared):  # these may be better after all
-            found += refined(job, compared)
+        seek = _with_less_memory if job.spec.execution.plan_version >= LADDER_SINCE else _with_two_in_flight
+        less = list(seek(packed, compared, plans))
+        # Static groups are refined by themselves too: those that are slower as found may be faster in the end.
+        sets = [compared, less] if less and _is_static(job.spec.execution) else [[*compared, *less]]
+        found = [*compared, *less, *(candidate for plain in sets for candidate in refined(job, plain))]
     candidates = ranked(found)  # equals stay in order: the policy's own comes first
     best = candidates[0]
     said = _decisions(job.spec.execution, packed.costs, best, [c for c in compared if c is not best])
@@ -127,8 +127,7 @@ def _with_two_in_flight(
     waits = 20 * best.makespan_ns > 21 * plans[best.groups].time_ns
     half = replace(packed.costs, device_tokens=packed.costs.device_tokens // 2)
     fits = longest <= half.device_tokens * half.degrees[-1]
-    chooses = execution.options(GroupedOptions).policy is not GroupPolicy.STATIC
-    if waits and fits and chooses and execution.of_kind(ModuleKind.GENERATOR):
+    if waits and fits and not _is_static(execution) and execution.of_kind(ModuleKind.GENERATOR):
         for name, plan in _by_policy(packed, half, plans_of).items():
             yield _plain(packed, f"{name}, in half the memory", plan)
 

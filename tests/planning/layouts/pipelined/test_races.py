@@ -97,15 +97,22 @@ def test_all_searches_of_a_race_share_five_eighths_of_a_budget(monkeypatch: pyte
     [
         {"images": np.ones(65, np.int64)},
         {"budgets": Budgets(np.ones((3, 65), np.int64), np.full(3, 9), np.ones(3, np.int64))},
-        {"components": 1, "dp": 2, "num_waves": 32},
+        {"components": 1},
         {"slots": 3, "num_waves": 31},
     ],
 )
 def test_a_race_is_for_single_ranks_of_many_microbatches_without_memory(changes: dict[str, Any]) -> None:
-    problem = long_ranks(0, 64)
+    problem = long_ranks(0, 32, dp=2)
     assert raced(problem, 0, start_of(problem)) is not None
     changed = replace(problem, **changes)
     assert raced(changed, 0, start_of(changed)) is None
+
+
+@pytest.mark.parametrize(("waves", "dp", "races"), [(32, 3, True), (32, 4, False), (512, 1, True), (513, 1, False)])
+def test_a_race_is_for_a_few_ranks_of_so_many_microbatches(waves: int, dp: int, races: bool) -> None:
+    """More ranks are improved in pairs."""
+    problem = long_ranks(1, waves, dp)
+    assert (raced(problem, 1, start_of(problem)) is not None) is races
 
 
 def test_there_is_no_race_where_nothing_can_be_won() -> None:
@@ -122,8 +129,8 @@ def test_even_orders_by_definition(scale: int) -> None:
         shares = [[Fraction(17 * int(t), int(row.sum())) - 1 for t in row] for row in times[:, rank]]
         so_far, left = [Fraction(0)] * 3, set(range(17))
         for taken in order:
-            apart = {k: sum((s + row[k]) ** 2 for s, row in zip(so_far, shares, strict=True)) for k in left}
-            assert apart[taken] - min(apart.values()) < Fraction(1, 1_000)
+            distance = {k: sum((s + row[k]) ** 2 for s, row in zip(so_far, shares, strict=True)) for k in left}
+            assert distance[taken] - min(distance.values()) < Fraction(1, 1_000)
             so_far = [s + row[taken] for s, row in zip(so_far, shares, strict=True)]
             left.remove(taken)
 
@@ -174,7 +181,7 @@ def test_plans_of_one_rank_are_raced_since_version_8() -> None:
     for module in data["execution"]["modules"]:
         module["cost"] = text if module["kind"] == "backbone" else image
     new = parse_job(data)
-    old, raced = in_version(new, 7), 0
+    old, number = in_version(new, 7), 0
     for seed in range(4):
         samples, plans = make_samples(new, 64, seed), list[StepPlan]()
         for count in (1, 3):
@@ -184,5 +191,5 @@ def test_plans_of_one_rank_are_raced_since_version_8() -> None:
         assert len({p.hash for p in plans}) == 1
         assert timeline(new.spec, plan).makespan_ns <= timeline(old.spec, before).makespan_ns
         assert not any("even orders" in c.name for c in before.candidates)
-        raced += any("even orders" in c.name for c in plan.candidates)
-    assert raced
+        number += any("even orders" in c.name for c in plan.candidates)
+    assert number

@@ -63,11 +63,10 @@ def raced(
         most_sequences: see `searched`.
         goal: nanoseconds, see `goal_ns`.
     """
-    to_beat = makespan_ns(problem, found)
-    if to_beat <= goal or not _is_worth(problem):
+    if not _is_worth(problem):
         return None
-    bound = lower_bound_ns(problem)
-    if to_beat <= bound + bound // WORTH_SHARE:
+    to_beat, bound = makespan_ns(problem, found), lower_bound_ns(problem)
+    if to_beat <= max(goal, bound + bound // WORTH_SHARE):
         return None
     budget = budget_of(problem, most_sequences)
     words = draws(seed, Operator.PLAN_SEARCH, 0, 1, step, 2 * budget)
