@@ -66,11 +66,11 @@ class Execution(SpecModel):
     plan_version: Positive = 8
     """Version of the rules that turn a step's samples into a plan, and of the limits of a step: 5 to 8, others are
     refused. In version 6 the search for a pipelined plan ends where it gains next to nothing; in version 7 it improves
-    many ranks at once, and more memory makes fewer plans slower; in version 8 one rank of many microbatches is also
-    searched from other orders, and again more memory makes fewer plans slower. All take at most 131,072 sequences and,
-    on average, samples; 16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and
-    backwards of all ranks; colocated 2^24 pairs of ranks, grouped 8,192 sequences; and times that add up to less than
-    2^62 ns in a step.
+    many ranks at once, and more memory makes fewer plans slower; in version 8 a few ranks of many microbatches are
+    also searched from even orders, and again more memory makes fewer plans slower. All take at most 131,072 sequences
+    and, on average, samples; 16,384 microbatches of each rank; 2^20 sequences x stages; 2^21 forwards and backwards of
+    all ranks; colocated 2^24 pairs of ranks, grouped 8,192 sequences; and times that add up to less than 2^62 ns in a
+    step.
     A job beyond a limit is refused by the limit's name (docs/planning.md)."""
     validity: ValidityPolicy | None = None
     """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get

@@ -21,7 +21,7 @@ ROUNDS_SINCE = 7
 """The first plan_version whose searches improve many components at once, in pairs."""
 
 RACED_SINCE = 8
-"""The first plan_version that also searches from even orders of a rank's microbatches."""
+"""The first plan_version that also searches a few ranks of many microbatches from even orders of these."""
 
 
 @dataclass(frozen=True, slots=True)

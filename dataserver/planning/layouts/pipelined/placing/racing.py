@@ -1,4 +1,4 @@
-"""A race of searches that begin where all modules of a rank get on evenly."""
+"""A race of searches that begin with orders in which all modules of a rank get on evenly."""
 
 from typing import TYPE_CHECKING
 
