@@ -27,9 +27,6 @@ from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleToo
 MORE_SINCE = 8
 """The first plan_version that also tries more microbatches than memory asks for, where it states any."""
 
-SLOWER = 2
-"""So many numbers of microbatches in a row without a faster plan end what is tried."""
-
 
 @dataclass(frozen=True, slots=True)
 class _CandidatePlan:
@@ -75,15 +72,15 @@ def _candidates(job: Job, samples: StepSamples, rounds: StepRounds, number: int 
 
 
 def _with_more_microbatches(job: Job, samples: StepSamples, fewest: _CandidatePlan) -> Iterator[_CandidatePlan]:
-    """The step as less memory would run it, in more and smaller microbatches, until two numbers in a row are no faster.
+    """The step as less memory would run it, in more and smaller microbatches, as long as these are faster.
 
     What ranks hold depends on their number, most of all in canonical order. Where no memory is stated, there are always
     as many as the samples need; and where a plan is near its bound there is nothing to win.
     """
     if all(m.memory is None for m in job.spec.execution.modules):
         return
-    best_ns, bound, number, slower = fewest.makespan_ns, bound_ns(job, fewest.plan), fewest.rounds.num_microbatches, 0
-    while slower < SLOWER and number < len(samples) and 20 * best_ns > 21 * bound:
+    best_ns, bound, number = fewest.makespan_ns, bound_ns(job, fewest.plan), fewest.rounds.num_microbatches
+    while number < len(samples) and 20 * best_ns > 21 * bound:
         number += max(1, number // 8)
         try:
             rounds, _ = arrange_step(job, samples, number)
@@ -91,9 +88,9 @@ def _with_more_microbatches(job: Job, samples: StepSamples, fewest: _CandidatePl
             return
         found = _candidates(job, samples, rounds, number)
         yield from found
-        number, slower = rounds.num_microbatches, slower + 1
-        if found[0].makespan_ns < best_ns:
-            best_ns, bound, slower = found[0].makespan_ns, bound_ns(job, found[0].plan), 0
+        if found[0].makespan_ns >= best_ns:
+            return
+        best_ns, bound, number = found[0].makespan_ns, bound_ns(job, found[0].plan), rounds.num_microbatches
 
 
 def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:

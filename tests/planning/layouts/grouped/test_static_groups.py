@@ -7,10 +7,11 @@ from builders.jobs import in_version
 from builders.matrix import matrix, samples_of
 
 from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.grouped import planner
 from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.layouts.grouped.sequences import rank_tokens
 from dataserver.planning.plan.plan import StepPlan
-from dataserver.planning.planner import plan_step, timeline
+from dataserver.planning.planner import timeline
 
 NUMBERS = range(100, 180)
 """Jobs of the matrix; about a quarter have static groups."""
@@ -35,7 +36,7 @@ def plans() -> list[tuple[Job, StepPlan, StepPlan]]:
     for job, tables in (matrix("grouped", number) for number in NUMBERS):
         if options(job).policy is GroupPolicy.STATIC:
             samples = samples_of(job, tables)
-            found.append((job, *(plan_step(in_version(job, version), 3, samples) for version in (8, 7))))
+            found.append((job, *(planner.plan(in_version(job, version), 3, samples) for version in (8, 7))))
     return found
 
 
