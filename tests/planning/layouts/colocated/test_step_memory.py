@@ -329,7 +329,7 @@ def test_no_rounds_are_tried_for_a_sequence_whose_images_no_rank_keeps(monkeypat
     assert found.split_sequences
     assert 0 < len(tried) < 10
     with pytest.raises(BinBudgetError, match=f"the rank of a sequence would keep its {kept.max()} patches until"):
-        rounds._in_fewest_rounds(parse_job(data), samples, partial(pack_step, parse_job(data), samples))
+        rounds._in_fewest_rounds(parse_job(data), samples, partial(pack_step, parse_job(data), samples), 0)
     data["execution"]["modules"][ENCODER]["memory"] = memory(int(kept.max()), int(kept.max()))
     assert not arrange_step(parse_job(data), samples)[0].split_sequences
 
