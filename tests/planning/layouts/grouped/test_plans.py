@@ -432,11 +432,11 @@ def test_groups_for_less_memory_are_sought_only_while_that_is_quick(monkeypatch:
         return quick_plan(policy, lengths, squares, costs)
 
     monkeypatch.setattr(planner, "quick_plan", sized)
-    plan_step(job, 3, samples)
+    planner.plan(job, 3, samples)
     assert sorted(set(sought)) == [96, 128]
     sought.clear()
     monkeypatch.setattr(planner, "is_quick", lambda _, costs: costs.device_tokens > 96)
-    plan_step(job, 3, samples)
+    planner.plan(job, 3, samples)
     assert set(sought) == {128}
     monkeypatch.undo()
 
@@ -445,4 +445,4 @@ def test_groups_for_less_memory_are_sought_only_while_that_is_quick(monkeypatch:
 
     monkeypatch.setattr(planner, "quick_plan", refuse)
     with pytest.raises(JobSpecError, match="step 3: costs are beyond int64"):
-        plan_step(job, 3, samples)
+        planner.plan(job, 3, samples)
