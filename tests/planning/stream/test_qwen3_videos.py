@@ -203,6 +203,10 @@ def test_tokens_of_timestamps_follow_samples() -> None:
         ({"timestamps": {**TIMESTAMPS, "digits": [1, 2]}}, "at least 10 items"),
         ({"timestamps": {**TIMESTAMPS, "end": [999_999]}}, r"sizing\.video\.timestamps has the id 999999"),
         ({"min_frames": 9, "max_frames": 8}, "less than min_"),
+        (
+            {"min_pixels": 2**31, "max_pixels": 2**31, "max_frame_tokens": 1},
+            "allows frames of 3382286745 pixels; at most 2147483648",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from dataserver.planning.job.fields.audio import AudioSizing
 from dataserver.planning.job.fields.tiles import MAX_SIDE_TILES, OF_JSON, ImageMarks, Tiles
 from dataserver.planning.job.fields.values import SpecModel
-from dataserver.planning.job.fields.video import VideoSizing
+from dataserver.planning.job.fields.video import MAX_PIXELS, VideoSizing
 
 MAX_PATCHES: Final = 2**20
 """Most patches of an image that a job may ask for."""
@@ -100,10 +100,10 @@ class Sizing(SpecModel):
     Gemma 3), `crop` (CLIP, LLaVA 1.5), `pad` (LLaVA 1.5 with `do_pad`), `tiles` (LLaVA-OneVision, InternVL,
     Idefics3, SmolVLM). By default an image is never enlarged beyond rounding to whole merge blocks, and scaled down to
     `max_patches`."""
-    min_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    min_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] | None = None
     """Only with `qwen`, and required: smaller images are enlarged to so many pixels. `size.shortest_edge` or
     `min_pixels` of preprocessor_config.json."""
-    max_pixels: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] | None = None
     """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
     `max_pixels` of preprocessor_config.json."""
     side: Annotated[int, Field(ge=1, le=2**16)] | None = None
@@ -242,6 +242,9 @@ class Sizing(SpecModel):
         """Raise ValueError where frames, or whole videos, could have too many patches."""
         if self.video is None:
             return
+        pixels = max(self.video.frame_pixels(self.patch * self.merge))
+        if pixels > MAX_PIXELS:
+            raise ValueError(f"video allows frames of {pixels} pixels; at most {MAX_PIXELS} are possible")
         most, groups = self.of_frames.max_patches, self.video.max_groups
         if most > MAX_PATCHES:
             raise ValueError(f"video allows frames of {most} patches; at most {MAX_PATCHES} are possible")
@@ -284,7 +287,7 @@ def _most_patches(fields: Mapping[str, Any]) -> int | None:
         return _most_of_tiles(fields)
     names = ("patch", "merge", *_FIELDS.get(fields["rule"] or "none", ((), ()))[0])
     values = [fields.get(name) for name in names]
-    if any(type(value) is not int or not 1 <= value <= 2**31 for value in values) or len(values) == 2:
+    if any(type(value) is not int or not 1 <= value <= MAX_PIXELS for value in values) or len(values) == 2:
         return None
     patch, merge, *of_rule = (int(value or 0) for value in values)
     if len(of_rule) == 1:

@@ -11,6 +11,8 @@ from dataserver.planning.job.fields.values import DecimalString, SpecModel, Toke
 
 MAX_SAMPLED_FRAMES: Final = 4096
 """The most frames of a video that a job may read."""
+MAX_PIXELS: Final = 2**31
+"""Most pixels that a job may ask for, of an image, a frame or, with the rule `qwen3`, a video."""
 _QWEN_FPS: Final = "2"
 _QWEN_FRAMES: Final = (4, 768)
 _QWEN3_PIXELS: Final = (4 * 32 * 32, 24 * 1024 * 32 * 32)
@@ -78,10 +80,10 @@ class VideoSizing(SpecModel):
     """Not with `uniform`: a short video has so many frames, if it holds so many; by default 4."""
     max_frames: Annotated[int, Field(ge=1, le=MAX_SAMPLED_FRAMES)] = _QWEN_FRAMES[1]
     """A long video has no more frames than this; with `uniform` every video has so many, if it holds so many."""
-    min_pixels: Annotated[int, Field(ge=1, le=2**31)] = 128 * 28 * 28
+    min_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = 128 * 28 * 28
     """Smaller frames are enlarged to so many pixels; `size.shortest_edge` of video_preprocessor_config.json. With
     `qwen3` all frames of a video together are; by default 4,096."""
-    max_pixels: Annotated[int, Field(ge=1, le=2**31)] = 768 * 28 * 28
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = 768 * 28 * 28
     """Larger frames are scaled down to so many pixels; `size.longest_edge` of video_preprocessor_config.json. With
     `qwen3` all frames of a video together are; by default 25,165,824."""
     max_frame_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
