@@ -1,8 +1,10 @@
 """Decoding threads wait for no store: what was asked for is handed to them when it has come."""
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +131,65 @@ def test_a_task_that_waits_for_a_thread_is_cancelled_as_others_are() -> None:
         assert made.settled.wait(WAIT_S)
         going_on.set()
     assert task.runs == 0
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Let nothing but references keep objects alive."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Asked(Waiting):
+    """A task that only the store's side has futures of, as tasks of views are."""
+
+    def __init__(self, futures: list[Future[bytes]]) -> None:
+        super().__init__(0)
+        self.asked = futures
+
+    def coming(self) -> list[Coming]:
+        self.futures, self.asked = self.asked, []
+        found, self.futures = super().coming(), []
+        return found
+
+
+def asked_and_let_go(futures: list[Future[bytes]], then: Callable[[Assembly], None]) -> "weakref.ref[Asked]":
+    """Make a microbatch of such a task, do something, and forget it; the task, which holds the microbatch's memory."""
+    with ThreadPoolExecutor(1) as pool:
+        task = Asked(futures)
+        made = Made(pool, task)
+        then(made.assembly)
+        assert made.settled.wait(WAIT_S)
+    return weakref.ref(task)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_store_that_hangs_holds_no_memory_of_what_is_given_up() -> None:
+    futures = [Future[bytes](), Future[bytes]()]
+    task = asked_and_let_go(futures, Assembly.cancel)
+    assert task() is None
+    for future in futures:
+        future.set_result(b"too late")
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("fails", [False, True])
+def test_bytes_of_a_store_are_freed_with_their_microbatch(fails: bool) -> None:
+    futures = [Future[bytes](), Future[bytes]()]
+
+    def come(_: Assembly) -> None:
+        futures[0].set_result(b"came")
+        if fails:
+            futures[1].set_exception(UnavailableError("503; given up"))
+        else:
+            futures[1].set_result(b"came, too")
+
+    task, held = asked_and_let_go(futures, come), [weakref.ref(future) for future in futures]
+    futures.clear()
+    assert task() is None
+    assert [one() for one in held] == [None, None]
 
 
 def test_a_store_that_hangs_holds_no_stream_of_others_up(

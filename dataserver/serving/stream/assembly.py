@@ -135,7 +135,11 @@ class Assembly:
             self._futures.append(here)
             self._outstanding += 1
         if coming:
-            when_done([one.future for one in coming], partial(self._go_on, source, pool, work, coming, here))
+            go_on = [partial(self._go_on, source, pool, work, coming, here)]
+            # What futures of a store hold of the microbatch. They let go of it when its task is done or given up: a
+            # store may answer much later, and a future that held who holds it would keep its bytes until a collection.
+            here.add_done_callback(lambda _: go_on.clear())
+            when_done([one.future for one in coming], lambda: [call() for call in tuple(go_on)])
 
     def _go_on(
         self, source: ViewSource, pool: Executor, work: Callable[[], int], coming: list[Coming], here: Future[None]
@@ -146,10 +150,11 @@ class Assembly:
         begun: Future[None] | None = None
         try:
             for one in coming:
-                if (error := one.given_up()) is not None:
+                if (unreadable := one.given_up()) is not None:
                     self._metrics.storage_failed(retried=False, final=not self._stop.is_set())
-                    source.note_unreadable(error, self._metrics.failures)
-                    raise error
+                    source.note_unreadable(unreadable, self._metrics.failures)
+                    self._fail(unreadable)  # not raised: its traceback would hold what else has come
+                    break
             with self._lock:
                 if not self._stop.is_set():
                     begun = pool.submit(self._run, work)
