@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
@@ -184,7 +185,7 @@ class Dataset:
         self._open_shards.confirm(shard)
         return self.shards[shard].document(row, tokenizer_digest)
 
-    @property
+    @cached_property  # asked for with every shard of a microbatch's images, where a path would be made each time
     def reads_ahead(self) -> bool:
         """Whether to say early which images will be read gains time."""
         return not self.shards[0].file.storage.is_local
