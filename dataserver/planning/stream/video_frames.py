@@ -105,8 +105,8 @@ def _tenths(first: int, last: int, rate: Fraction) -> int:
     if rest != rate.numerator:
         return found + (rest > rate.numerator)
     of_doubles = as_double(rate)
-    begin, end = (as_double(number / of_doubles) if number else Fraction(0) for number in (first, last))
-    return round(as_double(begin + end) / 2 * _TENTHS)
+    begin, end = (as_double(Fraction(number, of_doubles)) if number else Fraction(0) for number in (first, last))
+    return round(Fraction(as_double(begin + end) * _TENTHS, 2))
 
 
 def _frames_at(milli_fps: int, frames: int, rate: Fraction) -> int:
@@ -114,7 +114,7 @@ def _frames_at(milli_fps: int, frames: int, rate: Fraction) -> int:
     found, rest = divmod(frames * rate.denominator * milli_fps, rate.numerator * _MILLI)
     if rest:
         return found
-    seconds = as_double(frames / as_double(rate))
+    seconds = as_double(Fraction(frames, as_double(rate)))
     return floor(as_double(seconds * as_double(Fraction(milli_fps, _MILLI))))
 
 
@@ -123,4 +123,4 @@ def _simplest(low: Fraction, high: Fraction) -> Fraction:
     if (whole := ceil(low)) <= high:
         return Fraction(whole)
     below = floor(low)
-    return below + 1 / _simplest(1 / (high - below), 1 / (low - below))
+    return below + Fraction(1, _simplest(Fraction(1, high - below), Fraction(1, low - below)))
