@@ -320,7 +320,7 @@ def _read_members(
     chats = ChatTexts() if sample_rules.are_chats else None
     without_image: list[int] = []
     statuses = _Statuses(shard.sidecar_path, rules.metadata_keys)
-    with shard.storage.open(shard.path) as file:
+    with shard.storage.open(shard.path, shard.format.reads_parts) as file:
         sums = BlockSums()
         reader = HashingReader(file, num_bytes, digests.get(shard.path), sums)
         media, external = sample_rules.media, None

@@ -22,6 +22,7 @@ class FolderFormat:
     sidecar_suffix = ""
     has_external = True
     is_sought = False
+    reads_parts = False
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the files as members; as `ShardFormat.scan`."""

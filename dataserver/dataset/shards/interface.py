@@ -106,6 +106,8 @@ class ShardFormat(Protocol):
     """Whether images lie in other files than the shard."""
     is_sought: bool
     """Whether files of this suffix are shards wherever they lie in a dataset; else they must be named one by one."""
+    reads_parts: bool
+    """Whether `scan` reads parts of the shard by itself, beside the reader that it is given."""
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members in order, those of a sample together; what cannot be used is counted in `findings`.

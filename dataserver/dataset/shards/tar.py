@@ -76,6 +76,7 @@ class TarFormat:
     sidecar_suffix = ".parquet"
     has_external = False
     is_sought = True
+    reads_parts = False
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members of a tar, as `scan_members` finds them."""

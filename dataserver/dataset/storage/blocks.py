@@ -9,7 +9,7 @@ an owner: the others ask that one for images, and hold none of its blocks, so th
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import islice
@@ -109,9 +109,21 @@ class Blocks:
             self._ahead.clear()
             self._ahead_bytes = 0
 
-    def submit(self, store: str, function: Callable[..., bytes], *given: object) -> "Future[bytes]":
-        """Read something else in one of the threads of a store."""
-        return self._readers.of(store).submit(function, *given)
+    def read_whole(self, key: BlockKey, source: Source, is_held: bool) -> "Future[bytes]":
+        """Begin to read a block for one who reads a whole object.
+
+        Args:
+            key: the block.
+            source: where it is read from.
+            is_held: whether pieces of the block are wanted, too: it is taken from those that are held, or held.
+        """
+        if not is_held:
+            return self._readers.of(key.store).submit(source.get, key.info, key.number * BLOCK_BYTES, key.num_bytes)
+        with self._lock:
+            self._loading.add(key)
+        found = self._readers.of(key.store).submit(self._read_and_hold, key, source)
+        found.add_done_callback(lambda _: self._loaded(key))
+        return found
 
     def read(self, pieces: Sequence[Piece], for_peer: bool = False) -> list[bytes]:
         """Return pieces of objects.
@@ -284,8 +296,19 @@ class Blocks:
         except Exception:  # nobody asks for what came of it
             _log.exception("block %d of %s/%s cannot be read", key.number, key.store, key.info.key)
         finally:
-            with self._lock:
-                self._loading.discard(key)
+            self._loaded(key)
+
+    def _read_and_hold(self, key: BlockKey, source: Source) -> bytes:
+        data = self.held.read(key, 0, key.num_bytes)
+        if data is None:
+            data = source.get(key.info, key.number * BLOCK_BYTES, key.num_bytes)
+            self._count(store_requests=1, store_bytes=len(data))
+            self.held.put(key, data)
+        return data
+
+    def _loaded(self, key: BlockKey) -> None:
+        with self._lock:
+            self._loading.discard(key)
 
     def _from_owner(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
         """Pieces from another server, or from the store where that does not give them."""

@@ -89,7 +89,7 @@ class FolderListings:
         """Return the state of a listing."""
         return _Listing(PurePath(path)).etag()
 
-    def open(self, path: PurePath) -> BufferedIOBase:
+    def open(self, path: PurePath, holds_blocks: bool = False) -> BufferedIOBase:  # noqa: ARG002 - it is in memory
         """Open the listing of a folder."""
         return io.BytesIO(_Listing(path).data)
 

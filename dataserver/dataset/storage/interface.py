@@ -59,8 +59,13 @@ class Storage(Protocol):
     def etag(self, path: str) -> Etag:
         """Return the state of a file, without reading it. Raises OSError."""
 
-    def open(self, path: PurePath) -> BufferedIOBase:
-        """Open a file for sequential reading; it can seek. Raises OSError."""
+    def open(self, path: PurePath, holds_blocks: bool = False) -> BufferedIOBase:
+        """Open a file for sequential reading; it can seek. Raises OSError.
+
+        Args:
+            path: the file.
+            holds_blocks: whether parts of the file are read by others, too: what was read of a store is held for these.
+        """
 
     def ranges(self, path: PurePath) -> StoredFile:
         """Open a file for reading by ranges. Raises OSError."""

@@ -79,7 +79,7 @@ class LocalStorage:
         """Return the state of a file."""
         return Etag.of(os.stat(path))  # noqa: PTH116  text: a server asks for very many, and `Path` takes longer
 
-    def open(self, path: PurePath) -> BufferedIOBase:
+    def open(self, path: PurePath, holds_blocks: bool = False) -> BufferedIOBase:  # noqa: ARG002 - the system does
         """Open a regular file for reading from its start."""
         check_regular(path)
         return BufferedReader(FileIO(path), _BUFFER_BYTES)

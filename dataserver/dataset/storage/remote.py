@@ -101,9 +101,9 @@ class Store:
         """Read a small object as a whole; it is held for a while."""
         return self.small.get(info, lambda: self.get(info, 0, info.num_bytes))
 
-    def sequential(self, info: ObjectInfo) -> BufferedIOBase:
+    def sequential(self, info: ObjectInfo, holds_blocks: bool = False) -> BufferedIOBase:
         """Open one version of an object for reading from the first byte on; blocks are read ahead."""
-        return io.BufferedReader(_Sequential(self, info), _BUFFER_BYTES)
+        return io.BufferedReader(_Sequential(self, info, holds_blocks), _BUFFER_BYTES)
 
 
 class _Listing:
@@ -274,14 +274,14 @@ class RemoteStorage:
         url = _url(PurePath(path))
         return self.store(url).head(url.key).etag
 
-    def open(self, path: PurePath) -> BufferedIOBase:
+    def open(self, path: PurePath, holds_blocks: bool = False) -> BufferedIOBase:
         """Open an object for reading from the first byte on; blocks are read ahead."""
         url = _url(path)
         store = self.store(url)
         info = store.head(url.key)
-        if info.num_bytes <= SMALL_BYTES:
+        if info.num_bytes <= SMALL_BYTES and not holds_blocks:
             return io.BytesIO(store.small_file(info))
-        return store.sequential(info)
+        return store.sequential(info, holds_blocks)
 
     def ranges(self, path: PurePath) -> RemoteFile:
         """Open an object for reading by ranges."""
@@ -304,9 +304,10 @@ class RemoteStorage:
 class _Sequential(io.RawIOBase):
     """One version of an object from its first byte to its last, each asked for once; what is sought is read singly."""
 
-    def __init__(self, store: Store, info: ObjectInfo) -> None:
+    def __init__(self, store: Store, info: ObjectInfo, holds_blocks: bool) -> None:
         self._store = store
         self._info = info
+        self._holds_blocks = holds_blocks
         self._at = 0
         self._next = 0
         """Where reading in order goes on."""
@@ -339,6 +340,8 @@ class _Sequential(io.RawIOBase):
         in_order = self._at == self._next
         if in_order or any(n == number for n, _ in self._blocks):
             data = memoryview(self._block(number))[start : start + length]
+        elif self._holds_blocks:
+            data = memoryview(BLOCKS.read([Piece(self._store, self._info, self._at, length)])[0])
         else:
             data = memoryview(self._store.get(self._info, self._at, length))
         buffer[: len(data)] = data
@@ -352,11 +355,9 @@ class _Sequential(io.RawIOBase):
             self._blocks.popleft()[1].cancel()
         following = self._blocks[-1][0] + 1 if self._blocks else number
         for ahead in range(following, number + 1 + AHEAD):
-            start = ahead * BLOCK_BYTES
-            if start < self._info.num_bytes:
-                length = min(BLOCK_BYTES, self._info.num_bytes - start)
-                store = self._store
-                self._blocks.append((ahead, BLOCKS.submit(store.name, store.get, self._info, start, length)))
+            if ahead * BLOCK_BYTES < self._info.num_bytes:
+                key = BlockKey(self._store.name, self._info, ahead)
+                self._blocks.append((ahead, BLOCKS.read_whole(key, self._store, self._holds_blocks)))
         return self._blocks[0][1].result()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ class ManifestFormat:
     sidecar_suffix = ""
     has_external = True
     is_sought = True
+    reads_parts = False
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members that the lines of a JSONL manifest name."""
@@ -28,6 +29,7 @@ class JsonFormat:
     sidecar_suffix = ""
     has_external = True
     is_sought = False
+    reads_parts = False
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members that the elements of a JSON manifest name."""

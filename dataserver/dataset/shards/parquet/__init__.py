@@ -13,6 +13,7 @@ class ParquetFormat:
     sidecar_suffix = ""
     has_external = False
     is_sought = True
+    reads_parts = True
 
     def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
         """Yield the members of the rows, as `format.scan_rows`; Arrow is loaded only now."""

@@ -114,7 +114,7 @@ def open_parquet(path: Path) -> Iterator[OpenParquet]:
     if ranges.read([(0, len(LFS_POINTER))])[0] == LFS_POINTER:
         raise ValueError("it is a pointer of Git LFS; git lfs pull brings the file")
     with (
-        storage.open(path) as file,
+        storage.open(path, holds_blocks=True) as file,
         pa.PythonFile(file, "r") as handle,
         pq.ParquetFile(handle, pre_buffer=False, buffer_size=BUFFER_BYTES) as parquet,
     ):
