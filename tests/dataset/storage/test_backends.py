@@ -61,7 +61,7 @@ class ZipStorage:
         data = self.content(path)
         return Etag(0, 0, len(data), zlib.crc32(data), 1)
 
-    def open(self, path: PurePath) -> BufferedIOBase:
+    def open(self, path: PurePath, holds_blocks: bool = False) -> BufferedIOBase:  # noqa: ARG002 - all is in memory
         return io.BytesIO(self.content(str(path)))
 
     def ranges(self, path: PurePath) -> _Member:
