@@ -28,6 +28,16 @@ TURNS = [
 ]
 MEMBERS = [["v"], ["i", "v", "i"], ["i", "v"], ["v"]]
 
+FIELDS = {
+    "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
+    "tokenizer": {"name": "qwen"},
+    "global_batch": 3,
+    "microbatch": 1,
+    "packing": {"enabled": False},
+    "end": {"epochs": 2},
+}
+"""Fields of a job on chats, each sample a sequence of its own."""
+
 
 def write(folder: Path, tokenizer: Path) -> None:
     """A conversation for each of `TURNS`; the third has no marks, the last one of the wrong number in an answer."""
@@ -63,15 +73,7 @@ def test_chats_with_images_and_videos_are_served(tmp_path: Path) -> None:
     assert dict(shard.findings().counts) == {"bad_conversation": 1}
     kinds = [[shard.image(row, n).modality for n in range(count)] for row, count in enumerate((1, 3, 2))]
     assert kinds == [[2], [0, 2, 0], [0, 2]], "without marks images go before videos"
-    fields = {
-        "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
-        "tokenizer": {"name": "qwen"},
-        "global_batch": 3,
-        "microbatch": 1,
-        "packing": {"enabled": False},
-        "end": {"epochs": 2},
-    }
-    data = video_job(vit=1, eyes=1, llm=1, **fields)
+    data = video_job(vit=1, eyes=1, llm=1, **FIELDS)
     plan_here(tmp_path / "d", tokenizer, data)
     with running({"seen": tmp_path / "d"}, tokenizers={"qwen": tokenizer}) as server:
         views = EveryView(server, "seen", data, {"vit": 1, "eyes": 1, "llm": 1})
@@ -105,22 +107,14 @@ def test_times_of_frames_are_filled_in_and_served(tmp_path: Path) -> None:
     tokenizer = write_chat_folder(tmp_path / "qwen", "Qwen3VLProcessor")
     write(tmp_path / "d", tokenizer)
     rule = {"rule": "qwen3", "min_pixels": 784, "max_pixels": 8 * 28 * 28}
-    fields = {
-        "datasets": [{"name": "seen", "conversations": {"cut_at": "turn"}}],
-        "tokenizer": {"name": "qwen"},
-        "global_batch": 3,
-        "microbatch": 1,
-        "packing": {"enabled": False},
-        "end": {"epochs": 2},
-    }
-    data = video_job(vit=1, eyes=1, llm=1, **fields, sizing={"max_patches": 64, "video": rule})
+    data = video_job(vit=1, eyes=1, llm=1, **FIELDS, sizing={"max_patches": 64, "video": rule})
     plan_here(tmp_path / "d", tokenizer, data)
     loaded = load_tokenizer("qwen", tokenizer)
     catalog = Catalog({"seen": Dataset.open(tmp_path / "d")}, {"qwen": loaded})
     filled = fill_job(data, catalog)
     assert filled["stream"]["sizing"]["video"] == {**rule, "timestamps": video_timestamps(loaded)}
     with pytest.raises(FillingError, match=r"writes the times of their frames.*set sizing\.video\.rule to qwen3"):
-        fill_job(video_job(vit=1, eyes=1, llm=1, **fields), catalog)
+        fill_job(video_job(vit=1, eyes=1, llm=1, **FIELDS), catalog)
     with running({"seen": tmp_path / "d"}, tokenizers={"qwen": tokenizer}) as server:
         views = EveryView(server, "seen", data, {"vit": 1, "eyes": 1, "llm": 1})
     model = loaded.with_added_tokens()  # type: ignore[attr-defined]
