@@ -3,11 +3,10 @@
 import faulthandler
 import logging
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ from dataserver import process
 from dataserver.allocator import cache_freed_memory
 from dataserver.cli import logs
 from dataserver.cli.config_flags import with_flags
+from dataserver.cli.end_signals import ENDED, end_signals
 from dataserver.cli.warm import compile_missing
 from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 SWITCH_S: Final = 0.0005
 """After so long a thread that runs Python hands the interpreter on if others wait for it. What serves one stream asks
 for it some ten times in each microbatch, and at Python's own 5 ms waits as often behind a thread that plans."""
-_ENDED: Final = 0
-"""Takes the place of a signal's number when the server has ended."""
 
 
 @with_flags(ServerConfig)
@@ -104,13 +102,13 @@ def _about_memory(settings: ServerConfig) -> None:
 def _serve(server: DataServer) -> None:
     """Serve until the server ends; the first signal drains, a second one cuts."""
     faulthandler.register(signal.SIGUSR1, 2, all_threads=True)  # the descriptor: sys.stderr may be another file
-    with _signals() as (numbers, wake), ExitStack() as stack:
+    with end_signals() as (numbers, wake), ExitStack() as stack:
         _announce(server.start(), server)
         if (pages := pages_of(server)) is not None:
             stack.callback(pages.close)
             _print_line(f"pages on {pages.url}")
         threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
-        for count, _ in enumerate(iter(numbers, _ENDED)):
+        for count, _ in enumerate(iter(numbers, ENDED)):
             if count == 0:
                 server.drain(server.drain_grace_s)
             else:
@@ -141,25 +139,3 @@ def _print_line(line: str) -> None:
 def _when_ended(server: DataServer, wake: Callable[[], object]) -> None:
     server.wait()
     wake()
-
-
-@contextmanager
-def _signals() -> Iterator[tuple[Callable[[], int], Callable[[], object]]]:
-    """A function that waits for the next signal that should end this process, and one that makes it return `_ENDED`.
-
-    Python runs signal handlers in the main thread, which a signal delivered to another thread does not wake. The byte
-    that Python writes for each signal does. It is acted upon in ordinary code, so that no lock is held there, as one
-    might be where a handler interrupts.
-    """
-    reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.setblocking(False)
-        # Before the handlers: a signal in between still has its default action instead of being lost.
-        before = signal.set_wakeup_fd(writer.fileno())
-        handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield lambda: reader.recv(1)[0], lambda: writer.send(bytes([_ENDED]))
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(before)

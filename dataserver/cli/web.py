@@ -1,8 +1,6 @@
 """`dataserver web`: shows a fleet in a browser."""
 
-import signal
 import ssl
-import threading
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +8,7 @@ import tyro
 
 from dataserver.addresses import is_loopback, split_address
 from dataserver.cli.arguments import MaybePath, ServerCredentials, Switch, Words, server_names
+from dataserver.cli.end_signals import end_signals
 from dataserver.cli.jobs import NO_DATA, Data, dataset_names, planner_of
 from dataserver.images import silence_pillow_warnings
 from dataserver.job_files import read_job
@@ -91,8 +90,9 @@ def web(
         watch.start()
         if of_file is not None:
             work.ask("job", lambda _: of_file.planner().num_steps, is_wanted_later=True)
-        print(f"the page is at {server.url}", flush=True)
-        _wait()
+        with end_signals() as (next_signal, _):
+            print(f"the page is at {server.url}", flush=True)
+            next_signal()
     finally:
         server.close()
         watch.close()
@@ -140,11 +140,3 @@ def _check_open(host: str, has_tokens: bool, encrypts: bool, insecure: bool) -> 
             f"--listen {host} is reached from other machines: add --web-tokens, --web-cert and --web-key, or "
             "--insecure where the network itself keeps strangers out"
         )
-
-
-def _wait() -> None:
-    """Wait until Ctrl-C or SIGTERM."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()

@@ -8,7 +8,7 @@ an owner: the others ask that one for images, and hold none of its blocks, so th
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from dataserver.dataset.storage.block_files import BlockFiles
-from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.held_blocks import HeldBlocks
 from dataserver.dataset.storage.io_threads import ThreadsOfStores
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source, part_of, runs
+from dataserver.dataset.storage.pieces_ahead import PiecesAhead, waited_for
 from dataserver.tracing import within
 
 DEFAULT_MEMORY_BYTES: Final = 256 << 20
@@ -81,9 +81,7 @@ class Blocks:
         self._lock = threading.Lock()
         """Guards the counts and what follows."""
         self._loading: set[BlockKey] = set()
-        self._ahead: OrderedDict[tuple[str, ObjectInfo, int, int], Future[bytes]] = OrderedDict()
-        """Pieces that were read ahead, oldest first."""
-        self._ahead_bytes = 0
+        self._ahead = PiecesAhead(AHEAD_BYTES)
         self._loaders = ThreadsOfStores(LOADING, "blocks")
         self._readers = ThreadsOfStores(READING, "pieces")
         self._askers = ThreadsOfStores(READING, "owners")
@@ -105,9 +103,7 @@ class Blocks:
     def forget(self) -> None:
         """Drop all blocks from memory."""
         self.held.clear()
-        with self._lock:
-            self._ahead.clear()
-            self._ahead_bytes = 0
+        self._ahead.clear()
 
     def read_whole(self, key: BlockKey, source: Source, is_held: bool) -> "Future[bytes]":
         """Begin to read a block for one who reads a whole object.
@@ -146,8 +142,8 @@ class Blocks:
         counts: Counter[str] = Counter()
         for number, piece in enumerate(pieces):
             data = self._from_blocks(piece, counts)
-            ahead = self._drop_ahead(piece)
-            data = _taken(piece, ahead) if data is None else data
+            ahead = self._ahead.take(piece)
+            data = waited_for(piece, ahead) if data is None else data
             if data is not None:
                 found[number] = data
         missing = [number for number in range(len(pieces)) if number not in found]
@@ -162,32 +158,20 @@ class Blocks:
         """Begin to read pieces that will be wanted soon, and the blocks that they lie in. What fails is said then."""
         missing, room = [], AHEAD_BYTES
         for piece in self._parts(pieces):
-            if room > 0 and not self._is_ahead(piece) and not self._has(piece):
+            if room > 0 and not self._ahead.has(piece) and not self._has(piece):
                 missing.append(piece)
                 room -= piece.length
         for piece, future in zip(missing, self._begin(missing, for_peer=False), strict=True):
-            with self._lock:
-                if self._ahead.pop(piece.key, None) is None:
-                    self._ahead_bytes += piece.length
-                self._ahead[piece.key] = future
-                while self._ahead_bytes > AHEAD_BYTES:
-                    key, _ = self._ahead.popitem(last=False)
-                    self._ahead_bytes -= key[3]
+            self._ahead.put(piece, future)
 
     def coming(self, pieces: Sequence[Piece]) -> "list[Future[bytes]]":
         """What is read ahead of pieces and is not here: on its way, or failed since they were last read ahead."""
-        with self._lock:
-            found = [self._ahead.get(piece.key) for piece in self._parts(pieces)]
-        return [future for future in found if future is not None and not _is_here(future)]
+        found = [self._ahead.coming(piece) for piece in self._parts(pieces)]
+        return [future for future in found if future is not None]
 
     def _parts(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Pieces as they are asked for: where blocks have owners, none lies in two of them."""
         return pieces if self._owners is None else [part for piece in pieces for part in piece.split()]
-
-    def _is_ahead(self, piece: Piece) -> bool:
-        """Whether a piece is on its way, or came; what failed is read ahead anew."""
-        future = self._ahead.get(piece.key)
-        return future is not None and (not future.done() or _is_here(future))
 
     def need(self, job: str, blocks: Iterable[tuple[BlockKey, Source]]) -> None:
         """Begin to read blocks that a job needs, as far as there is room, and hold on to them.
@@ -252,14 +236,6 @@ class Blocks:
         counts["memory_bytes"] += memory_bytes
         counts["disk_bytes"] += piece.length - memory_bytes
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _drop_ahead(self, piece: Piece) -> "Future[bytes] | None":
-        """What was begun ahead for a piece, which is forgotten."""
-        with self._lock:
-            future = self._ahead.pop(piece.key, None)
-            if future is not None:
-                self._ahead_bytes -= piece.length
-            return future
 
     def _want(self, pieces: Iterable[Piece]) -> None:
         """Begin to read the blocks that pieces lie in."""
@@ -343,19 +319,6 @@ class Blocks:
     def _count(self, **added: int) -> None:
         with self._lock:
             self.counts.add(added)
-
-
-def _is_here(future: "Future[bytes]") -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _taken(piece: Piece, ahead: "Future[bytes] | None") -> bytes | None:
-    """A piece that was read ahead; None where it was not, or where that failed: it is read again."""
-    try:
-        return None if ahead is None else ahead.result()
-    except (CancelledError, OSError) as error:
-        _log.debug("%s is read again: %s", piece.info.key, error)
-        return None
 
 
 BLOCKS: Final = Blocks()
