@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from math import inf
 from time import monotonic
 from typing import Final, Protocol
@@ -82,9 +82,13 @@ class ReadAhead:
             self._begin_telling(now)
 
     def tell(self, *steps: int) -> None:
-        """Tell the cache what steps and the ones soon after each need, and ranks that are behind."""
-        parts = [part for step in steps for part in self._parts(step)]
-        self._blocks.need(self._job_id, _in_turn([self._blocks_of(part) for part in parts]))
+        """Tell the cache what steps and the ones soon after each need, and what ranks need that are behind.
+
+        The latter is held where it is in the cache, and not read: it was when the first rank needed it, and went since.
+        """
+        ahead = [part for step in steps for part in self._parts(self._order.needed(step, step))]
+        behind = [part for step in steps for part in self._parts(self._behind(step))]
+        self._blocks.need(self._job_id, self._in_turn(ahead), self._in_turn(behind))
 
     def _moves(self, step: int, now: float) -> bool:
         """Note a step. Returns whether a reader goes on to it."""
@@ -119,14 +123,22 @@ class ReadAhead:
                 self._is_telling = False
                 self._begin_telling(monotonic())
 
-    def _parts(self, step: int) -> Iterable[Sequence[Stretch]]:
-        """For each dataset what a step and the next ones need, then what the ranks need that are behind."""
-        late = max(self._order.first_step, step - LATE)
+    def _behind(self, step: int) -> Iterable[Stretch]:
+        """What the steps before one may read. What is needed last comes first: where room is short, that still fits."""
+        return reversed(self._order.needed(max(self._order.first_step, step - LATE), step))
+
+    def _parts(self, stretches: Iterable[Stretch]) -> Iterable[Sequence[Stretch]]:
+        """The stretches of each dataset that is read ahead."""
         parts: dict[int, dict[Stretch, None]] = {}
-        for stretch in chain(self._order.needed(step, step), self._order.needed(late, step)):
+        for stretch in stretches:
             if self._datasets[stretch.dataset].reads_ahead:
                 parts.setdefault(stretch.dataset, {})[stretch] = None
         return map(tuple, parts.values())
+
+    def _in_turn(self, parts: Sequence[Sequence[Stretch]]) -> Iterator[tuple[BlockKey, Source]]:
+        """The first block of each part, the second of each, and so on."""
+        for found in zip_longest(*map(self._blocks_of, parts)):
+            yield from (one for one in found if one is not None)
 
     def _blocks_of(self, stretches: Iterable[Stretch]) -> Iterator[tuple[BlockKey, Source]]:
         for stretch in stretches:
@@ -151,9 +163,3 @@ class ReadAhead:
                 *(self._job_id, stretch.shard, stretch.dataset, error),
             )
             return ()
-
-
-def _in_turn(parts: Sequence[Iterator[tuple[BlockKey, Source]]]) -> Iterator[tuple[BlockKey, Source]]:
-    """The first of each, the second of each, and so on."""
-    for found in zip_longest(*parts):
-        yield from (one for one in found if one is not None)

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from bench_storage import Case, CountingStore, Steps, through_caches
 from benchmarks.range_server import State
+from benchmarks.shuffles import Shape
 from jobs.test_planner import index, planner
 from shards import write_pairs
 from stores import no_stores, stores  # noqa: F401  fixtures
@@ -59,11 +61,13 @@ class Recording(Blocks):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[list[object]] = []
+        self.behind: list[list[object]] = []
         self.going_on = threading.Event()
         self.going_on.set()
 
-    def need(self, _: str, blocks: Iterable[object]) -> None:
+    def need(self, _: str, blocks: Iterable[object], behind: Iterable[object] = ()) -> None:
         self.told.append(list(blocks))
+        self.behind.append(list(behind))
         self.going_on.wait(WAIT_S)
 
 
@@ -109,16 +113,26 @@ def shards_of(order: StreamOrder, steps: Iterable[int]) -> set[int]:
     return {shard for step in steps for span in order.spans(step) for shard in span.shards}
 
 
-def test_what_ranks_need_that_are_behind_is_told_behind_what_the_first_one_needs(order: StreamOrder) -> None:
+def test_what_ranks_need_that_are_behind_is_told_apart_the_latest_first(order: StreamOrder) -> None:
     recording = Recording()
     ahead = follow(order, recording)
     step = order.num_steps - 1
     ahead.reach(step)
     settled(ahead)
-    (told,) = recording.told
+    (told,), (behind,) = recording.told, recording.behind
     assert shards_of(order, range(step - LATE, step)) - shards_of(order, [step])
-    assert set(told) >= shards_of(order, range(step - LATE, step + 1))
-    assert told[0] in shards_of(order, [step])
+    assert set(behind) >= shards_of(order, range(step - LATE, step))
+    assert set(told) == shards_of(order, [step])
+    assert behind[0] in shards_of(order, [step])
+    assert behind[-1] in shards_of(order, [step - LATE])
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_blocks_that_steps_have_left_are_not_read_again(servers: int) -> None:
+    """Of a window that eight steps pass through by half, where the caches hold a quarter more than a window."""
+    shape, store = Shape(shards=32, samples=120, window=8, batch=64, seed=0), CountingStore()
+    needed, _ = through_caches(Case("", servers), shape, Steps.of(shape, 1.0, 2), store, 77_000)
+    assert store.num_bytes <= 1.1 * needed
 
 
 def test_a_long_step_is_told_again_before_it_is_forgotten(order: StreamOrder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +169,14 @@ def test_a_shard_that_cannot_be_looked_at_costs_itself_alone_and_is_warned_of_on
 ) -> None:
     recording = Recording()
     step = order.num_steps - 1
-    first, second = list(dict.fromkeys(stretch.shard for stretch in order.needed(step - LATE, step)))[:2]
+    first, second = list(dict.fromkeys(stretch.shard for stretch in reversed(order.needed(step - LATE, step))))[:2]
     ahead = follow(order, recording, first)
     for _ in range(2):
         ahead.reach(step)
         settled(ahead)
     ahead._tell_latest()
-    assert second in recording.told[0]
-    assert first not in recording.told[0]
+    assert second in recording.behind[0]
+    assert first not in recording.told[0] + recording.behind[0]
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         f"job job: shard {first} of dataset 0 is not read ahead: 503"
     ]

@@ -141,7 +141,7 @@ class Blocks:
         found: dict[int, bytes] = {}
         counts: Counter[str] = Counter()
         for number, piece in enumerate(pieces):
-            data = self._from_blocks(piece, counts)
+            data = _read_held(self.held, self._files, piece, counts)
             ahead = self._ahead.take(piece)
             data = waited_for(piece, ahead) if data is None else data
             if data is not None:
@@ -173,13 +173,19 @@ class Blocks:
         """Pieces as they are asked for: where blocks have owners, none lies in two of them."""
         return pieces if self._owners is None else [part for piece in pieces for part in piece.split()]
 
-    def need(self, job: str, blocks: Iterable[tuple[BlockKey, Source]]) -> None:
+    def need(
+        self,
+        job: str,
+        blocks: Iterable[tuple[BlockKey, Source]],
+        behind: Iterable[tuple[BlockKey, Source]] = (),
+    ) -> None:
         """Begin to read blocks that a job needs, as far as there is room, and hold on to them.
 
         Args:
             job: names the job; what it needed before counts no longer.
             blocks: with where each is read from; those that are needed first come first. They are asked for one by one
                 while there is room. Other servers' are left to these.
+            behind: what ranks may need that are behind, which is held as far as it is there and room is left.
         """
         owners = self._owners
         with self.held.needs.told(job, self.capacity) as told:
@@ -190,6 +196,9 @@ class Blocks:
                     return
                 if key not in told.begun and key not in self.held and self._want_block(key, source):
                     told.begun.add(key)
+            for key, _ in behind:
+                if self._is_held(key) and not told.add(key):
+                    return
 
     def _begin(self, pieces: Sequence[Piece], for_peer: bool) -> "list[Future[bytes]]":
         """Begin to read pieces, those of other servers' blocks there, and the blocks of all others."""
@@ -218,24 +227,10 @@ class Blocks:
             return self._read_run([piece])[0]
 
     def _has(self, piece: Piece) -> bool:
-        return all(key in self.held or (self._files is not None and self._files.has(key)) for key in piece.blocks)
+        return all(map(self._is_held, piece.blocks))
 
-    def _from_blocks(self, piece: Piece, counts: Counter[str]) -> bytes | None:
-        """A piece from the blocks that are held; None unless all of them are. Its bytes are added to `counts`."""
-        parts = []
-        memory_bytes = 0
-        for key in piece.blocks:
-            first = key.number * BLOCK_BYTES
-            low, high = max(piece.start, first) - first, min(piece.end, first + BLOCK_BYTES) - first
-            part = self.held.read(key, low, high)
-            if part is not None:
-                memory_bytes += len(part)
-            elif self._files is None or (part := self._files.read(key, low, high - low)) is None:
-                return None
-            parts.append(part)
-        counts["memory_bytes"] += memory_bytes
-        counts["disk_bytes"] += piece.length - memory_bytes
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _is_held(self, key: BlockKey) -> bool:
+        return key in self.held or (self._files is not None and self._files.has(key))
 
     def _want(self, pieces: Iterable[Piece]) -> None:
         """Begin to read the blocks that pieces lie in."""
@@ -306,7 +301,7 @@ class Blocks:
         """Read pieces of one object that lie close together by one request, unless their blocks came meanwhile."""
         if all(map(self._has, run)):
             counts: Counter[str] = Counter()
-            held = [data for piece in run if (data := self._from_blocks(piece, counts)) is not None]
+            held = [data for piece in run if (data := _read_held(self.held, self._files, piece, counts)) is not None]
             if len(held) == len(run):
                 self._count(**counts)
                 return held
@@ -319,6 +314,24 @@ class Blocks:
     def _count(self, **added: int) -> None:
         with self._lock:
             self.counts.add(added)
+
+
+def _read_held(held: HeldBlocks, files: BlockFiles | None, piece: Piece, counts: Counter[str]) -> bytes | None:
+    """A piece from the blocks that are held; None unless all of them are. Its bytes are added to `counts`."""
+    parts = []
+    memory_bytes = 0
+    for key in piece.blocks:
+        first = key.number * BLOCK_BYTES
+        low, high = max(piece.start, first) - first, min(piece.end, first + BLOCK_BYTES) - first
+        part = held.read(key, low, high)
+        if part is not None:
+            memory_bytes += len(part)
+        elif files is None or (part := files.read(key, low, high - low)) is None:
+            return None
+        parts.append(part)
+    counts["memory_bytes"] += memory_bytes
+    counts["disk_bytes"] += piece.length - memory_bytes
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 BLOCKS: Final = Blocks()

@@ -1,7 +1,7 @@
 """Threads that wait for stores. They end when they are idle, and with the process, whatever is queued then."""
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, ParamSpec, TypeVar
@@ -20,56 +20,56 @@ class IoThreads:
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # No SimpleQueue: up to Python 3.14, its `get` with a timeout may wait without end where another thread takes
+        # what woke it, and the process then never ends.
+        self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
         self._num_threads = 0
         self._num_idle = 0
-        self._num_waiting = 0
-        """Tasks that no thread has begun."""
 
     @property
     def num_waiting(self) -> int:
         """Tasks that no thread has begun."""
-        return self._num_waiting
+        return len(self._tasks)
 
     def submit(self, function: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> "Future[Result]":
         """Call a function in one of the threads."""
         future: Future[Result] = Future()
-        self._queue.put((future, carried(lambda: function(*given, **named))))
-        with self._lock:
-            self._num_waiting += 1
-            if self._num_waiting > self._num_idle and self._num_threads < self._most:
+        task = future, carried(lambda: function(*given, **named))
+        with self._changed:
+            self._tasks.append(task)
+            if len(self._tasks) > self._num_idle and self._num_threads < self._most:
                 self._num_threads += 1
                 threading.Thread(target=self._run, name=self._name).start()
+            else:
+                self._changed.notify()
         return future
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                self._num_idle += 1
-            try:
-                future, work = self._queue.get(timeout=IDLE_S)
-            except queue.Empty:
-                with self._lock:
-                    self._num_idle -= 1
-                    if self._num_waiting > 0:
-                        continue
-                    self._num_threads -= 1
-                    return
-            with self._lock:
-                self._num_idle -= 1
-                self._num_waiting -= 1
+        while (task := self._next()) is not None:
+            future, work = task
             if not threading.main_thread().is_alive():
                 future.cancel()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                found = work()
-            except BaseException as error:  # it is raised where the result is asked for
-                future.set_exception(error)
-            else:
-                future.set_result(found)
-            del future, work
+            if future.set_running_or_notify_cancel():
+                try:
+                    found = work()
+                except BaseException as error:  # it is raised where the result is asked for
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+                    del found
+            del future, work, task
+
+    def _next(self) -> tuple["Future[Any]", Callable[[], Any]] | None:
+        """The next task; None where there was none for a while, and the thread ends."""
+        with self._changed:
+            self._num_idle += 1
+            self._changed.wait_for(lambda: self._tasks, IDLE_S)
+            self._num_idle -= 1
+            if self._tasks:
+                return self._tasks.popleft()
+            self._num_threads -= 1
+            return None
 
 
 class ThreadsOfStores:

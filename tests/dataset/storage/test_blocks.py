@@ -232,6 +232,21 @@ def test_a_block_that_was_served_whole_counts_anew_in_the_next_epoch() -> None:
     assert [number for number in range(3) if tail_key(number) in held] == [1, 2]
 
 
+def test_what_ranks_need_that_are_behind_is_held_and_not_read() -> None:
+    store, blocks = Store(), Blocks()
+    blocks.configure(2 * BLOCK_BYTES)
+    first, second, third = ((tail_key(number), store) for number in range(3))
+    blocks.need("job", [first])
+    settled(blocks)
+    store.asked.clear()
+    blocks.need("job", [second], behind=[third, first])
+    settled(blocks)
+    assert [start // BLOCK_BYTES for start, _ in store.asked] == [1]
+    blocks.held.read(first[0], 0, BLOCK_BYTES)  # what was served whole goes first, unless it is needed
+    blocks.held.put(third[0], DATA[2 * BLOCK_BYTES :])
+    assert [key in blocks.held for key, _ in (first, second, third)] == [True, True, False]
+
+
 def test_blocks_are_read_before_they_are_wanted_each_once_and_as_far_as_there_is_room() -> None:
     store, blocks = Store(), Blocks()
     blocks.configure(2 * BLOCK_BYTES)
