@@ -12,9 +12,9 @@ from dataserver.images.errors import ImageHeaderError
 from dataserver.images.formats import FORMAT_NAMES, IMAGE_SUFFIXES, sniff_format
 from dataserver.images.header import ImageHeader, read_header
 from dataserver.images.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
-from dataserver.images.others import OTHER_SUFFIXES
 from dataserver.images.patches import U8, write_patches
 from dataserver.images.transforms import TRANSFORM_WORDS, DrawnTransform, transform
+from dataserver.images.unsupported_formats import OTHER_SUFFIXES
 
 __all__ = [
     "FORMAT_NAMES",

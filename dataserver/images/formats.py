@@ -16,12 +16,12 @@ from dataserver.images.jpeg import complete as complete_jpeg
 from dataserver.images.jpeg import is_whole as is_whole_jpeg
 from dataserver.images.jpeg import upright_size as jpeg_size
 from dataserver.images.libtiff import silence
-from dataserver.images.others import other_format
 from dataserver.images.png import SIGNATURE, without_pixels
 from dataserver.images.png import complete as complete_png
 from dataserver.images.png import is_whole as is_whole_png
 from dataserver.images.tiff import refusal as tiff_refusal
 from dataserver.images.truncation import Completed, Size
+from dataserver.images.unsupported_formats import other_format
 from dataserver.images.webp import canvas_size as webp_canvas
 from dataserver.images.webp import upright_size as webp_size
 

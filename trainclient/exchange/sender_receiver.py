@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dataserver.planning import I64
 from trainclient.client import Batch
-from trainclient.exchange.message_edges import Transfer, Views
+from trainclient.exchange.point_to_point import Transfer, Views
 from trainclient.exchange.rows import Rows
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from dataserver.planning.job.fields import backward_percent
 from dataserver.planning.simulation import Operation
 from trainclient.client import Batch
-from trainclient.exchange.message_edges import Transfer
+from trainclient.exchange.point_to_point import Transfer
 from trainclient.exchange.rows import RowCountError
 from trainclient.exchange.sender_receiver import Buffer, Receiver, Sender
 from trainclient.exchange.view_groups import SharedSequences

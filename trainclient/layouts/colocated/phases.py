@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dataserver.planning import I64
 from trainclient.client import Batch
-from trainclient.exchange.message_edges import Transfer, Views, microbatch_id_of
 from trainclient.exchange.message_header import MicrobatchId
 from trainclient.exchange.message_queue import RowSelection
+from trainclient.exchange.point_to_point import Transfer, Views, microbatch_id_of
 from trainclient.exchange.routing import RoutingError, RowBlocks, covering, items_of, routing_of
 from trainclient.exchange.rows import Rows
 from trainclient.layouts.colocated.all_to_all_edge import AllToAllEdge

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from trainclient.exchange.message_edges import EdgeEnd, P2PReceiver, P2PSender
 from trainclient.exchange.message_header import GRADIENT_KINDS, Kind, MessageType
 from trainclient.exchange.message_queue import MessageQueue
+from trainclient.exchange.point_to_point import EdgeEnd, P2PReceiver, P2PSender
 from trainclient.layouts.interface import ChunkEnds, ProcessSurroundings
 from trainclient.modules import TrainedModule, rows_of
 from trainclient.topology.process_grid import Chunk, Edge

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dataserver.planning.plan.plan import Routing
 from trainclient.exchange.communicators import Message
-from trainclient.exchange.message_edges import EdgeEnd, P2PReceiver, P2PSender
 from trainclient.exchange.message_header import (
     HASH_BYTES,
     HEADER_BYTES,
@@ -28,6 +27,7 @@ from trainclient.exchange.message_header import (
     make_header,
 )
 from trainclient.exchange.message_queue import MAX_UNTAKEN, MessageQueue, RowSelection
+from trainclient.exchange.point_to_point import EdgeEnd, P2PReceiver, P2PSender
 from trainclient.exchange.routing import RoutingError
 from trainclient.exchange.rows import Rows
 

@@ -1,4 +1,4 @@
-"""Formats that are known and not read, so that messages can name them."""
+"""Image formats that are not read: they are recognised only so that messages can name them."""
 
 from typing import Final
 
