@@ -28,24 +28,25 @@ COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [O
        trainclient profile --backbone MODEL --output FILE [OPTIONS]
        trainclient memory --memory-gb N --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
 
-train        runs beside the GPUs: trains the modules of a job on what its data servers send
-export       writes a checkpoint, or one module of it, as a folder that transformers loads
-checkpoints  lists what a folder of checkpoints has, who wrote it, and whether it is whole
-orchestrate  chooses the layout and the degrees of a job for a model, a cluster and sizes of samples
-profile      times the modules of a model on the GPU at hand, for orchestrate
-memory       prints what the modules of a job take of a device: the fields `memory` of the job
+train        Train the modules of a job on the data that its servers send.
+export       Write a checkpoint, or one module of it, as a folder that transformers loads.
+checkpoints  List the checkpoints in a folder, who wrote them, and whether they are complete.
+orchestrate  Choose a layout and degrees for a model, a cluster and sizes of samples.
+profile      Time the modules of a model on this machine's GPU, for orchestrate.
+memory       Print the fields `memory` of a job: what its modules may use of a device.
+
 `trainclient COMMAND --help` lists the options.
 """
-DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine; under torchrun, as many must
-be started as the job's modules have ranks and stages in all. Training resumes from the newest checkpoint in
---checkpoint.directory, or as --resume-from says. --config FILE.yaml gives the same options in a file; flags overrule
+DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine. With torchrun, start as many as
+the job needs; another number is refused, and the message says how many. Training resumes from the newest checkpoint in
+--checkpoint.directory, or as --resume-from says. --config FILE.yaml gives the same options in a file; flags override
 it."""
 
-MEMORY = """Print what each module of a job takes of a device: the fields `memory` to put into the job. Takes all
-options of `train`, so that those of a run can be given as they are; below are the ones that memory depends on.
---config FILE.yaml gives the same options in a file; flags overrule it."""
-EXPORT = """Write an encoder or a backbone of a checkpoint, or both as the whole model that they began as: config.json
-and safetensors, which transformers loads."""
+MEMORY = """Print the memory of a device that is left for the activations of each module of a job: the fields `memory`
+to put into the job. All options of `train` are accepted, so you can give those of a run as they are; below are the
+ones that memory depends on. --config FILE.yaml gives the same options in a file; flags override it."""
+EXPORT = """Write an encoder or a backbone of a checkpoint, or both as the whole model from which they started, as
+config.json and safetensors that transformers loads."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

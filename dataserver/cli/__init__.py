@@ -13,7 +13,7 @@ from dataserver.cli import logs
 
 _log = logging.getLogger(__name__)
 
-DESCRIPTION = "CPU side of a multimodal training job: shards in, balanced steps out over gRPC."
+DESCRIPTION = "The CPU side of multimodal training: it reads shards, plans steps, and serves them over gRPC."
 USER_ERROR = 2
 
 
@@ -31,19 +31,19 @@ class Command(NamedTuple):
 COMMANDS = {
     "index": Command("index", "Index datasets and count their tokens.", "reading the shards"),
     "lint": Command("lint", "List the findings of a dataset.", "checking the shards against their index"),
-    "convert": Command("convert", "Rewrite other formats as plain tars.", "looking for files to convert"),
+    "convert": Command("convert", "Rewrite a dataset of another format as tars.", "looking for files to convert"),
     "plan": Command("plan", "Show how one step is planned.", "reading the job and its datasets' indexes", True),
-    "simulate": Command("simulate", "Compare policies.", "reading the job and its datasets' indexes", True),
-    "fit": Command("fit_costs", "Fit costs to reported times.", "reading the job and its step times", True),
-    "towers": Command("towers", "Choose the degrees of contrastive towers.", "reading the job", True),
+    "simulate": Command("simulate", "Compare ways to plan a job.", "reading the job and its datasets' indexes", True),
+    "fit": Command("fit_costs", "Fit a job's costs to measured times.", "reading the job and its step times", True),
+    "towers": Command("towers", "Choose degrees for contrastive towers.", "reading the job", True),
     "describe": Command("describe", "Show what a dataset holds.", "reading the dataset's index"),
-    "sizes": Command("sizes", "Count the sizes of samples.", "reading the dataset's index"),
+    "sizes": Command("sizes", "Count samples by size, for orchestrate.", "reading the dataset's index"),
     "serve": Command("serve", "Serve microbatches over gRPC.", "opening the datasets, then listening"),
     "ray": Command("ray", "Run a fleet on a Ray cluster.", "looking for the cluster"),
     "top": Command("top", "Watch a fleet of servers.", "asking the servers"),
-    "web": Command("web", "Show a fleet in a browser.", "asking the servers"),
-    "doctor": Command("doctor", "Check a fleet, and say what to change.", "asking the servers"),
-    "bench": Command("bench", "Measure how many cores a dataset needs.", "opening the dataset"),
+    "web": Command("web", "Show a fleet, samples and plans in a browser.", "asking the servers"),
+    "doctor": Command("doctor", "Find what is wrong with a fleet, and how to mend it.", "asking the servers"),
+    "bench": Command("bench", "Measure how many cores serving a dataset needs.", "opening the dataset"),
     "warm": Command("warm", "Compile the kernels ahead of time.", "looking for compiled kernels"),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from dataserver.addresses import expanded, split_address
-from dataserver.cli.parsing import docstring
+from dataserver.cli.parsing import help_text
 from dataserver.dataset import location
 from dataserver.security import Credentials
 
@@ -57,7 +57,7 @@ def _credentials(
     return Credentials(tls_ca, tls_cert, tls_key, token_file)
 
 
-_credentials.__doc__ = _credentials.__doc__ or docstring(_credentials)
+_credentials.__doc__ = help_text(_credentials)
 
 ServerCredentials = Annotated[Credentials, tyro.conf.arg(name="", constructor=_credentials)]
 """The flags of every command that talks to servers: --tls-ca, --tls-cert, --tls-key, --token-file."""

@@ -45,7 +45,7 @@ def bench(
 
     Args:
         path: Folder of shards, or a single shard.
-        index_dir: Folder of the index, where it does not lie beside the shards.
+        index_dir: Folder of the index, if it is not beside the shards.
         samples: Number of samples to decode; 400 by default.
         rate: Images, clips and videos a second that training needs; a table of rates by default.
         threads: Threads of the second measurement; one for each core by default.

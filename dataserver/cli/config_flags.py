@@ -32,7 +32,7 @@ def with_flags(model: type[BaseModel]) -> Callable[[Configured], Callable[..., N
             values = {name: _given(name, field, flags[flag]) for flag, (name, field) in fields.items()}
             command(config, {name: value for name, value in values.items() if value is not None})
 
-        about = tyro.conf.arg(help="YAML file with the same settings. Flags win over it.", help_behavior_hint="")
+        about = tyro.conf.arg(help="YAML file with the same settings. Flags override it.", help_behavior_hint="")
         kinds = {flag: _kind(field) for flag, (_, field) in fields.items()} | {"config": Annotated[Path | None, about]}
         unset = {flag: _unset(field) for flag, (_, field) in fields.items()} | {"config": None}
         taken.__doc__ = command.__doc__ or docstring(command)

@@ -38,7 +38,7 @@ def describe(
 
     Args:
         path: Folder of shards, or a single shard.
-        index_dir: Folder of the dataset's index, where it does not lie beside the shards.
+        index_dir: Folder of the dataset's index, if it is not beside the shards.
         quarantine: Quarantine list of the dataset.
         tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
             template that rendered them.

@@ -10,7 +10,7 @@ from dataserver.assembly import BYTES, ChatTokenizer, Tokenizer, load_tokenizer,
 from dataserver.audio import require_audio
 from dataserver.cli.applied_transforms import AppliedTransforms
 from dataserver.cli.arguments import Entries, MaybeInt, MaybePath, Switch, Transforms, tokenizer_files
-from dataserver.cli.parsing import docstring
+from dataserver.cli.parsing import help_text
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
 from dataserver.dataset import (
@@ -73,16 +73,18 @@ def _rules(
 
     Args:
         text_only: Texts without an image, in a dataset that has images: leave them out, or serve them.
-        metadata_keys: How rows of a parquet find their samples: by the whole key, or by what follows its last slash.
+        metadata_keys: How rows of a Parquet file find their samples: by the whole key, or by the part
+            after its last slash.
         allow_duplicates: Serve shards with the same bytes several times.
         on_token_error: Texts that a tokenizer cannot encode: end with an error, or leave their samples out.
         truncated_images: Images whose data end too early: invalid, or decoded as far as they go and grey from there.
         key: A key ends at the first dot of a file name, as webdataset has it, or at the last one.
         several_images: Several images in a sample without a document: the first, or all in the order of their names.
-        caption: Further text of samples, which jobs name: NAME=MEMBER, NAME=MEMBER:KEY of a JSON member, or
-            NAME=parquet:COLUMN; may be repeated.
-        join: Folder whose tars and parquet files, named as the shards, bring members and columns for the same keys; or
-            parquet files, or a folder of them, with rows for all shards. May be repeated.
+        caption: Further caption of the samples, which jobs choose by NAME: NAME=MEMBER, NAME=MEMBER:KEY of a JSON
+            member, or NAME=parquet:COLUMN; may be repeated.
+        join: Folder of tars or Parquet files with the names of the shards, whose members or columns are added to the
+            samples with the same keys; or a Parquet file, or a folder of them, with rows for all shards. May be
+            repeated.
         images_root: Folder that the paths in manifests are relative to; by default that of each manifest.
         audio: Members that are audio (.wav, .flac, .mp3, .ogg, .opus): ignore them, or serve them as parts of their
             samples, which needs the extra `audio` here and on servers.
@@ -90,7 +92,8 @@ def _rules(
             rendered by the chat template of each --tokenizer NAME=FOLDER, where only answers are learned.
         video: Members that are videos (.mp4, .mov, .webm, .mkv, .ts): ignore them, or serve them as parts of their
             samples, which needs the extra `video` here and on servers.
-        missing_images: Documents with images that are missing or broken: leave them out, or serve them without these.
+        missing_images: Documents with images that are missing or broken: leave them out, or serve them without those
+            images.
         video_sound: With --video serve, the sound of videos: ignore it, or serve it as a clip behind its video, which
             needs the extra `audio` as well.
     """
@@ -113,7 +116,7 @@ def _rules(
     )
 
 
-_rules.__doc__ = _rules.__doc__ or docstring(_rules)
+_rules.__doc__ = help_text(_rules)
 
 
 def index(
@@ -139,7 +142,8 @@ def index(
         workers: Processes that index shards and render conversations; one for each core by default.
         tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
-            may be repeated. Tokens are counted without those of text, and with all of them in this order.
+            may be repeated. Tokens are counted twice: without transforms of text, and
+            with all of them, in this order.
         shards: Index only every N-th shard, starting with shard number I (0 to N - 1), while other machines index the
             rest. When all have ended, run the command once without this flag: it adds what belongs to the whole.
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which need the same files and

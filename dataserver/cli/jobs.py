@@ -23,7 +23,7 @@ class DataFlags:
     dataset: Pairs = ()
     """Dataset by its logical name, as the job has it; may be repeated."""
     index_dir: Pairs = ()
-    """Folder of a dataset's index, where it does not lie beside the shards; may be repeated."""
+    """Folder of a dataset's index, if it is not beside the shards; may be repeated."""
     quarantine: Pairs = ()
     """Quarantine list of a dataset; may be repeated."""
     tokenizer: Pairs = ()

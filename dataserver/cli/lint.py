@@ -43,7 +43,7 @@ def lint(
 
     Args:
         path: Folder of shards, or a single shard.
-        index_dir: Folder of the index, where it does not lie beside the shards.
+        index_dir: Folder of the index, if it is not beside the shards.
         quarantine: Quarantine list of the dataset, for --job.
         decode: Decode every image too, as servers do.
         quarantine_file: File for the list of all samples that are left out or invalid; a server takes it with

@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
         ValueError: the arguments do not fit; says which, what is nearest, and where help is.
     """
 
-    command.__doc__ = command.__doc__ or docstring(command)
+    command.__doc__ = help_text(command)
 
     @functools.wraps(command)
     def ready(*args: Any, **kwargs: Any) -> Callable[[], Any]:
@@ -29,6 +30,12 @@ def parse(command: Callable[..., Any], prog: str, arguments: Sequence[str]) -> C
 
     found: Callable[[], Any] = flags.parse(parsed, arguments, prog)
     return found
+
+
+def help_text(command: Callable[..., Any]) -> str | None:
+    """The docstring with each argument on one line: where the source breaks a line, help would break it, too."""
+    text = command.__doc__ or docstring(command)
+    return text and re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(text))
 
 
 def docstring(command: Callable[..., Any]) -> str | None:

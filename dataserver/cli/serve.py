@@ -40,10 +40,11 @@ for it some ten times in each microbatch, and at Python's own 5 ms waits as ofte
 def serve(config: Path | None, flags: Mapping[str, Any]) -> None:
     """Serve balanced microbatches of indexed datasets over gRPC.
 
-    On a new machine it first compiles the kernels of planning and decoding. Prints `listening on HOST:PORT` when it
-    serves, and then where its metrics, its health and its pages are. SIGTERM, Ctrl-C or the Drain call end it in order;
-    a second signal ends it at once. SIGUSR1 writes what each thread is doing to stderr. Every flag is also a key of the
-    YAML file, where repeated flags are maps: datasets, index_dirs, quarantines, tokenizers, transforms.
+    On a new machine it first compiles the kernels of planning and decoding. It prints `listening on HOST:PORT` when it
+    is ready, then the addresses of its metrics, health checks and web pages. SIGTERM, Ctrl-C or the RPC Drain let it
+    finish open microbatches and end; a second signal ends it at once. On SIGUSR1 it writes what each thread is doing to
+    stderr. Every flag is also a key of the YAML file; those that may be repeated are maps there: datasets, index_dirs,
+    quarantines, tokenizers, transforms.
     """
     settings = load_config(config, flags)
     logs.use(settings.log_format)

@@ -48,7 +48,7 @@ class SizingFlags:
     max_patches: MaybeInt = None
     """Most patches of an image; larger ones are scaled down. 1024 by default, or what the rule allows."""
     rule: MaybeRule = None
-    """Rule of the job's sizing, where it has one."""
+    """Rule of the job's sizing, if it has one."""
     min_pixels: MaybeInt = None
     """Fewest pixels of an image, with rule qwen."""
     max_pixels: MaybeInt = None
@@ -83,8 +83,8 @@ class LengthFlags:
     """What a job says of samples that are longer than a sequence, and of documents that are generated."""
 
     seq_len: MaybeInt = None
-    """Tokens of a sequence. Documents are counted in parts of this length, as for a job that splits them (`documents`
-    of a dataset), and longer conversations are left out, as servers do."""
+    """Tokens of a sequence. Longer documents are counted in parts of this length, as for a job that splits documents.
+    Longer conversations are left out, as servers do."""
     cut_at: Annotated[CutAt | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Where a conversation that is longer than --seq-len is cut, as `conversations` of a job says."""
     max_images: MaybeInt = None
@@ -156,21 +156,21 @@ def sizes(
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
-    Reads the dataset's index; nothing is decoded. Texts of nearly the same length count as one
-    size; beyond 20,000 sizes, neighbouring ones are merged. Clips and videos are sized as the job says, or as for
-    Qwen2-Audio and Qwen2-VL without one.
+    Reads only the dataset's index. Texts of nearly the same length count as one size; beyond 20,000 sizes,
+    neighbouring ones are merged. Clips and videos are sized as the job says, or without a job as for Qwen2-Audio and
+    Qwen2-VL.
 
     Args:
         path: Folder of shards.
         output: JSON file to write; - is stdout.
-        index_dir: Folder of the dataset's index, where it does not lie beside the shards.
+        index_dir: Folder of the dataset's index, if it is not beside the shards.
         quarantine: Quarantine list of the dataset.
-        filter: Condition over sidecar columns, as a job has it.
+        filter: Condition on columns, as in a job.
         transform: Transform of metadata that `dataserver index` applied, NAME=VERSION or NAME=VERSION:OPTIONS; may be
             repeated. The filter may name its columns, and samples that it leaves out do not count.
-        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
-            template that rendered them.
-        caption: Named caption whose tokens count, as the job has it; `own` is the samples' own text.
+        tokenizer: Tokenizer by which `dataserver index` counted tokens, NAME=FILE or `bytes`; for conversations
+            NAME=FOLDER with the chat template that rendered them.
+        caption: Named caption whose tokens are counted, as in the job; `own` is the samples' own text.
         job: Job whose sizing is used, with its tiles, clips and videos, instead of the flags from --patch to --side.
         flags: The sizing.
         lengths: Long samples.

@@ -38,13 +38,14 @@ class ServerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, use_attribute_docstrings=True)
 
     datasets: dict[Name, Path] = {}
-    """Folder of a dataset's shards, by the name that jobs use."""
+    """Dataset by the name that jobs use: its folder of shards."""
     index_dirs: dict[Name, Path] = {}
-    """Folder of a dataset's index, where it is not beside the shards."""
+    """Folder of a dataset's index, if it is not beside the shards."""
     quarantines: dict[Name, Path] = {}
     """Quarantine list of a dataset, written by `dataserver lint`."""
     tokenizers: dict[Name, Path] = {}
-    """Hugging Face tokenizers file, by the name that jobs use. The byte-level tokenizer `bytes` is built in."""
+    """Tokenizer by the name that jobs use: a file of Hugging Face, SentencePiece or tiktoken, or a folder with one. The
+    byte-level tokenizer `bytes` is built in."""
     transforms: Annotated[dict[Name, Version], Metavar("NAME=VERSION")] = {}
     """Version of an installed transform of pixels that jobs may ask for (docs/transforms.md)."""
     transform_timeout_s: Annotated[int, Field(ge=1, le=3600)] = 30
@@ -53,39 +54,39 @@ class ServerConfig(BaseModel):
     listen: Annotated[str, Metavar("HOST:PORT")] = "127.0.0.1:50051"
     """Address to serve on; port 0 takes a free one."""
     data_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
-    """Address of data connections, which carry payloads beside gRPC; port 0 takes a free one. By default it is the host
-    of --listen and its port + 1000, or a free port if that is taken."""
+    """Address of data connections, which carry payloads beside gRPC; port 0 takes a free one. By default the host is
+    that of --listen, and the port is that + 1000, or a free one if it is taken."""
     metrics_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
-    """Address for metrics in the format of Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are
-    none."""
+    """Address of metrics for Prometheus (HTTP, /metrics); port 0 takes a free one. By default there are none."""
     web_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
-    """Address of pages for a browser that show this server, its --peers, its datasets and the steps of its jobs, like
+    """Address of web pages that show this server, its --peers, its datasets and the steps of its jobs, like
     `dataserver web`; port 0 takes a free one. By default there are none."""
     web_hosts: Annotated[tuple[str, ...], Field(max_length=64), Metavar("NAME,...")] = ()
-    """Names by which browsers reach the pages of --web-listen, beside this host's own name and addresses."""
+    """Names by which browsers reach the pages of --web-listen, besides this host's own name and addresses."""
     otlp_endpoint: Annotated[str | None, Metavar("URL")] = None
     """Collector of OpenTelemetry traces (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT with TLS. It gets
     what is done for the steps that trainers trace. By default nothing is sent."""
     peers: Annotated[
         tuple[str, ...], AfterValidator(expanded), AfterValidator(_any_given), Metavar("HOST:PORT,...")
     ] = ()
-    """Other servers of the fleet, so that each step is planned by one of them. A host may stand for several, and
-    HOST:FIRST-LAST for a range of ports. This server may be in the list, so all servers can get the same one. Without
-    the list it is a server alone; an empty one is refused."""
+    """Other servers of the fleet, so that each step is planned by one of them. A host name may stand for
+    several addresses, and HOST:FIRST-LAST for a range of ports. All servers can have the same list: each one ignores
+    itself in it. Without a list this server plans every step itself; an empty list is refused."""
     tls_cert: Path | None = None
-    """PEM file of this server's certificate, then of those that signed it. With it, all connections are encrypted."""
+    """PEM file with this server's certificate, followed by those that signed it. With it, all connections are
+    encrypted."""
     tls_key: Path | None = None
     """PEM file of the private key of --tls-cert. Only this user, or root, may be able to read it."""
     client_ca: Path | None = None
-    """PEM file of authorities: every client needs a certificate that one of them signed."""
+    """PEM file of authorities: every client then needs a certificate signed by one of them."""
     tls_ca: Path | None = None
     """PEM file of the authorities that sign the certificates of --peers. By default the one of --client-ca."""
     token_file: Path | None = None
-    """File with lines NAME TOKEN: every call has to carry one of the tokens. Needs TLS, except on addresses of
-    this machine."""
+    """File with lines NAME TOKEN: every call must then carry one of the tokens. Needs TLS, except on loopback
+    addresses."""
     policy: Path | None = None
-    """YAML file of identities with their datasets, rights and limits (docs/security.md). Without one, whoever is let in
-    may do everything."""
+    """YAML file of identities with their datasets, rights and limits (docs/security.md). Without one, every client
+    that is let in may do everything."""
     health_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
     """Address for health checks alone, unencrypted and open to all, for probes of Kubernetes and load balancers."""
     insecure: bool = False
@@ -103,10 +104,10 @@ class ServerConfig(BaseModel):
     """Bytes that all streams together use to work ahead of their consumers. 1 GiB by default, less where memory is
     limited."""
     shared_memory: bool = True
-    """Let clients of the same user on this machine read microbatches from shared memory. --no-shared-memory sends them
-    bytes, as to all other clients."""
+    """By default, clients of the same user on this machine read microbatches from shared memory. --no-shared-memory
+    sends them over the network, as to all other clients."""
     direct: bool = True
-    """Let clients read payloads over data connections, which costs less CPU time on both sides. --no-direct
+    """By default, clients read payloads over data connections, which cost less CPU time on both sides. --no-direct
     sends them over gRPC."""
     decode_threads: Annotated[int, Field(ge=1, le=1024)] = Field(default_factory=default_decode_threads)
     """Threads that decode images. One for each core by default, fewer where memory is limited."""
@@ -120,19 +121,19 @@ class ServerConfig(BaseModel):
     block_memory_bytes: Annotated[int, Field(ge=0, le=1 << 44)] = Field(
         default_factory=lambda: min(1 << 30, usable_memory().num_bytes // 8)
     )
-    """Bytes of memory for blocks of shards that lie in an object store; local datasets need none. 1 GiB by default,
+    """Bytes of memory for blocks of shards in an object store; local datasets need none. 1 GiB by default,
     less where memory is limited."""
     block_cache_dir: Path | None = None
-    """Folder on a local disk for blocks of shards that lie in an object store; servers of one user may share it. By
-    default such blocks are in memory alone."""
+    """Folder on a local disk for blocks of shards in an object store; servers of one user may share it. By default
+    such blocks are in memory only."""
     block_cache_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 << 30
     """Most bytes that the files in --block-cache-dir may take."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """Zstandard level for clients that ask for compression."""
     drain_grace_s: Annotated[int, Field(ge=0, le=3600)] = 30
-    """Seconds that open streams get to finish the microbatch in hand when the server ends."""
+    """Seconds that open streams have to finish their current microbatch when the server ends."""
     log_format: Literal["text", "json"] = "text"
-    """Format of the log on stderr: text, or json with one object a line."""
+    """Format of the log on stderr: text, or json with one object per line."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

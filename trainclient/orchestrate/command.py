@@ -36,7 +36,7 @@ from trainclient.training.options import SAYS_ITSELF, Options
 ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples.
 Every layout is solved for its best, the best few are planned and simulated on samples of these sizes, and the
 `execution` of a job is printed. Needs no GPU and no server. --config FILE.yaml gives the same options in a file; flags
-overrule it."""
+override it."""
 WIDTH: Final = 130
 
 MaybeText = Annotated[str | None, SAYS_ITSELF]

@@ -70,7 +70,7 @@ class CheckpointConfig(Options):
     """Where and how often checkpoints are saved, and which one a run resumes from."""
 
     directory: Annotated[Path | None, SAYS_ITSELF] = None
-    """Folder for checkpoints, which all processes must share. Training resumes from the newest one in it, or as
+    """Folder for checkpoints, shared by all processes. Training resumes from the newest one in it, or as
     --resume-from says. Without a folder nothing is saved."""
     every: Annotated[int, Field(ge=1)] = 100
     """Steps between checkpoints; one more is written when training ends."""
@@ -218,7 +218,7 @@ class TrainConfig(Options):
     """Stop before this step, unless the job ends earlier."""
     max_invalid_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Stop training when more than this share of all images so far could not be decoded. As long as there are fewer
-    than a thousand images, it is a share of one thousand."""
+    than a thousand images, the share is of one thousand."""
     on_nonfinite: OnNonfinite = OnNonfinite.STOP
     """After a step whose losses or gradients are not finite: stop, or skip its update on all processes."""
     metrics: Annotated[Path | None, SAYS_ITSELF] = None
@@ -231,7 +231,7 @@ class TrainConfig(Options):
     """Send traces of some steps to this collector of OpenTelemetry (OTLP over gRPC): http://HOST:PORT, or https://HOST:PORT
     with TLS. Data servers with an --otlp-endpoint add what they do for these steps."""
     otlp_insecure: bool = False
-    """Let traces go to a collector on another machine without encryption: the network is trusted."""
+    """Send traces to a collector on another machine without encryption, over a network that you trust."""
     trace_every: Annotated[int, Field(ge=1, lt=10**10)] = DEFAULT_EVERY
     """Trace steps 0, N, 2N, ..."""
     peak_tflops: Annotated[Annotated[float, Field(gt=0)] | None, SAYS_ITSELF] = None
@@ -243,8 +243,8 @@ class TrainConfig(Options):
     timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds to wait for another process before training fails."""
     rows_by_host: RowsByHost = RowsByHost.FIRST
-    """On GPUs, when rows of pipelines move through the memory of hosts: never; in the first step and the first one of
-    an evaluation, since GPUs may load kernels only while no transfer runs; or always, which is slow."""
+    """When the rows of a pipeline on GPUs go through host memory: never; first (in the first step, and the first one of
+    an evaluation, because GPUs may load kernels only while no transfer runs); or always, which is slow."""
     first_answer_s: Annotated[float, Field(gt=0, le=86400)] = 120.0
     """Seconds to wait for the first answer of a data server: trainers may start before their servers."""
     stop_grace_s: Annotated[float, Field(gt=0, le=3600)] = 20.0

@@ -64,7 +64,7 @@ class ModelSizes(Options):
     """Sizes that all transformers have: a preset, whose sizes may be replaced one by one."""
 
     preset: str = "tiny"
-    """Name of the preset whose sizes hold where none is given."""
+    """Name of the preset whose sizes hold unless another is given."""
     layers: Size = None
     """Number of transformer blocks."""
     width: Size = None
@@ -84,7 +84,7 @@ class ImageModuleModel(ModelSizes):
     """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP and SigLIP 2, CLIP (not
     for image towers), or a whole vision-language model, whose tower and projector are read."""
     sharding: Sharding = Sharding.NONE
-    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
+    """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
 
     @property
     def adapters(self) -> LoraConfig | None:
@@ -99,7 +99,7 @@ class EncoderModel(ImageModuleModel):
     """Low-rank adapters to train instead of the weights of blocks. The part that makes rows of features is trained in
     full."""
     freeze_tower: bool = False
-    """Train the projector alone, which turns features into rows of the backbone; not of image towers."""
+    """Train only the projector, which turns features into rows of the backbone. Not for image towers."""
 
     @property
     def adapters(self) -> LoraConfig | None:
@@ -115,18 +115,19 @@ class BackboneModel(ModelSizes):
     groups: Size = None
     """Number of key and value heads."""
     positions: Annotated[Annotated[int, Field(ge=1, le=2**30)] | None, SAYS_ITSELF] = None
-    """Longest sequence in tokens, where the job's seq_len is beyond what the given weights were trained for
+    """Longest sequence in tokens, if the job's seq_len is longer than what the given weights were trained for
     (max_position_embeddings)."""
     vocabulary: Annotated[Annotated[int, Field(ge=1, le=2**20)] | None, SAYS_ITSELF] = None
-    """Tokens that the embedding and the head have rows for, where the job's tokenizer has more of them than the given
-    weights know; new rows begin as the mean of the others."""
+    """Number of rows of the embedding and the head, if the job's tokenizer has more tokens than the given weights; new
+    rows begin as the mean of the others."""
     other_tokenizer: bool = False
-    """Train although the tokenizer in the folder of the weights is not the job's: ids mean the same, or are learned."""
+    """Train although the tokenizer in the folder of the weights is not the job's: each id means the same in both, or is
+    still to be learned."""
     weights: Weights = None
     """Folder of a Hugging Face checkpoint to start the backbone, or a text tower, from, instead of a preset: Llama,
     Mistral, Qwen2, Qwen3, Phi-3, Gemma, Gemma 3, or a whole vision-language model, whose language model is read."""
     sharding: Sharding = Sharding.NONE
-    """What its data-parallel ranks hold: none (all of it each), zero2 or zero3 (shares, by FSDP2; docs/training.md)."""
+    """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters to train instead of the weights."""
 
