@@ -40,17 +40,17 @@ def bench(
 ) -> None:
     """Measure how many cores a rate of images, clips and videos needs on an indexed dataset, and what limits it.
 
-    Reads and decodes samples that are spread evenly over the shards, with the functions of the servers: once on one
-    thread, once on all. What is printed holds for this machine, as busy as it is, and for its storage.
+    It reads and decodes samples from all shards with the functions of the servers: once on one thread, once on all. The
+    result holds for this machine, as busy as it is now, and for its storage.
 
     Args:
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, if it is not beside the shards.
         samples: Number of samples to decode; 400 by default.
-        rate: Images, clips and videos a second that training needs; a table of rates by default.
+        rate: Images, clips and videos per second that training needs; by default a table of rates is printed.
         threads: Threads of the second measurement; one for each core by default.
         job: Job whose sizing is used, with its rule, tiles, clips and videos, instead of --max-patches, --quality and
-            --resampling. The cost of transforms that it names and servers have built in is measured too.
+            --resampling. The cost of the built-in transforms that it names is measured too.
         max_patches: Largest number of patches of an image, as in the job's sizing; 1024 by default.
         quality: Quality of decoding, as in the job's sizing; fast by default.
         resampling: Filter of Pillow, as in the job's sizing; the server's own bilinear one by default.

@@ -26,8 +26,8 @@ def convert(
 ) -> None:
     """Rewrite a dataset as plain tars, which cost least to read.
 
-    Images, clips and videos keep their bytes. Each tar of rows is read again before it counts as done. If killed, run
-    it again and it continues.
+    Images, clips and videos keep their bytes. Each tar made from rows is read again before it counts as finished. If
+    the command is killed, run it again and it continues.
 
     Args:
         source: Folder of tars, compressed tars (.gz, .zst, .bz2, .xz), Parquet files, JSONL manifests, MDS shards,
@@ -37,8 +37,8 @@ def convert(
         workers: Processes; one for each core by default.
         engine: Where files are converted: on this machine, or on all nodes of a Ray cluster, which see the same files.
         images_root: Folder that paths in manifests are relative to; by default that of each manifest.
-        audio: Clips that manifests name, or plain columns of bytes hold: bring them along, or ignore them, so that the
-            entries of manifests stay what they are.
+        audio: Clips that manifests name, or that are in plain columns of bytes: convert them, or ignore them, so that
+            the entries of manifests stay as they are.
         video: The same for videos.
     """
     if shard_mb < 1:

@@ -34,17 +34,17 @@ def describe(
 ) -> None:
     """Show what an indexed dataset holds: samples, images, tokens, sizes, columns, findings, and what filters drop.
 
-    Reads the index alone; `dataserver lint` lists the findings that are counted here.
+    It reads only the index. `dataserver lint` lists the findings that are counted here.
 
     Args:
         path: Folder of shards, or a single shard.
         index_dir: Folder of the dataset's index, if it is not beside the shards.
         quarantine: Quarantine list of the dataset.
-        tokenizer: Tokenizer whose tokens were counted, NAME=FILE or `bytes`; of conversations NAME=FOLDER with the chat
-            template that rendered them.
+        tokenizer: Tokenizer by which `dataserver index` counted tokens, NAME=FILE or `bytes`; for conversations
+            NAME=FOLDER with the chat template that rendered them.
         transform: Transform of metadata that `dataserver index` applied, NAME=VERSION or NAME=VERSION:OPTIONS; may be
             repeated. Its columns are shown as well, and filters may name them.
-        job: YAML or JSON file of a job. Shows what its filter drops of this dataset and, if --tokenizer is the job's,
+        job: YAML or JSON file of a job, to show what its filter drops of this dataset and, if --tokenizer is the job's,
             how many conversations are longer than its sequences and how many documents it splits.
         name: Name of the dataset in the job, if the job has several. By default all filters are shown, and long samples
             are counted if only one of the job's datasets has any.

@@ -30,14 +30,14 @@ def doctor(
 ) -> int:
     """Check a fleet, and say what to change.
 
-    Compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and looks at certificates,
-    limits of files, memory, disks and peers, and at reads that failed within the last hour. Prints each finding
-    with its remedy; the exit status is 1 if there are any. Then it names samples and shards that failed. Needs the
-    right `metrics` of servers with a policy.
+    It compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and checks certificates,
+    limits of files, memory, disks and peers, and reads that failed within the last hour. It prints each finding with
+    its remedy, then the samples and shards that failed. The exit status is 1 if there are findings. If servers have a
+    policy, it needs the right `metrics`.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
-        insecure: Do not mention that others may reach servers without encryption or credentials.
+        insecure: Do not report that others may reach servers without encryption or credentials.
         credentials: What to show the servers.
     """
     servers = NamedServers(server_names(addresses), Channels(credentials))

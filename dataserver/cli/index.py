@@ -133,8 +133,8 @@ def index(
 ) -> None:
     """Index datasets, count their tokens, and print their fingerprints.
 
-    Reads each shard once, several at a time. A second run reads only shards that changed, and one that was killed
-    continues. Unusual samples are counted; `dataserver lint` lists them.
+    It reads each shard once, several at a time. A second run reads only shards that have changed; after a run that was
+    killed, it continues. Unusual samples are counted; `dataserver lint` lists them.
 
     Args:
         paths: Folders of shards (or single shards).

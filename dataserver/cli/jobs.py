@@ -21,15 +21,15 @@ class DataFlags:
     """Flags that say where datasets and tokenizers lie."""
 
     dataset: Pairs = ()
-    """Dataset by its logical name, as the job has it; may be repeated."""
+    """Dataset by the name that the job uses; may be repeated."""
     index_dir: Pairs = ()
     """Folder of a dataset's index, if it is not beside the shards; may be repeated."""
     quarantine: Pairs = ()
     """Quarantine list of a dataset; may be repeated."""
     tokenizer: Pairs = ()
-    """Tokenizer by its logical name; may be repeated. `bytes` is built in."""
+    """Tokenizer by the name that the job uses; may be repeated. `bytes` is built in."""
     config: MaybePath = None
-    """YAML file of a server, for the same names."""
+    """YAML file of `dataserver serve`, with the same names."""
 
     def settings(self) -> ServerConfig:
         """The configuration of a server that has these datasets and tokenizers.

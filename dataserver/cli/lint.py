@@ -38,8 +38,8 @@ def lint(
 ) -> None:
     """Print the findings of an indexed dataset, one line each: shard, key, kind, detail; then a table of kinds.
 
-    The key is empty where a finding belongs to a shard and to no sample. docs/datasets.md explains the kinds. The exit
-    status is 0 where there are no findings, 1 where there are some, and 2 where the dataset cannot be checked.
+    The key is empty if a finding belongs to a whole shard. docs/datasets.md explains the kinds. The exit status is 0 if
+    there are no findings, 1 if there are some, and 2 if the dataset cannot be checked.
 
     Args:
         path: Folder of shards, or a single shard.

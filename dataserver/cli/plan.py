@@ -29,11 +29,11 @@ def plan(
 ) -> None:
     """Show how one step of a job is planned: loads, simulated time, what was decided and why, where each sample goes.
 
-    Before is the baseline: the step in canonical order, with every rank used evenly by count. After is the plan. What
-    lies between is shown one change at a time.
+    "Before" is the baseline: the step in canonical order, with equally many items on every rank. "After" is the plan.
+    The ablation shows what lies between, one change at a time.
 
-    No server is needed: the plan depends on the indexes alone. Fingerprints, quarantine digests and the tokenizer's
-    block may be left out of the job; they are filled in from the datasets and tokenizers named here.
+    No server is needed, because the plan depends only on the indexes. Fingerprints, quarantine digests and the
+    tokenizer's block may be left out of the job; they are filled in from the datasets and tokenizers named here.
 
     Args:
         job: YAML or JSON file of the job.

@@ -24,14 +24,14 @@ def ray(
     cores: int = 12,
     first_port: int = 50051,
 ) -> None:
-    """Run a fleet on a Ray cluster: on each node one server for every --cores free cores, and a new one for each lost.
+    """Run a fleet on a Ray cluster: on each node one server for every --cores free cores. Lost servers are replaced.
 
-    Prints `addresses HOST:PORT,...` whenever they change. Nodes that join get servers too. Runs until SIGTERM or
-    Ctrl-C, which let all servers end in order. Datasets must lie under the same paths on all nodes.
+    It prints `addresses HOST:PORT,...` whenever they change. Nodes that join get servers too. It runs until SIGTERM or
+    Ctrl-C, which end all servers in order. Datasets must have the same paths on all nodes.
 
     Args:
-        config: YAML file of `dataserver serve`. What differs between servers is set here: addresses, peers, threads
-            and, unless the file sets them, memory budgets.
+        config: YAML file of `dataserver serve`. This command sets what differs between servers: addresses, peers,
+            threads and, unless the file sets them, memory budgets.
         cores: Cores of each server.
         first_port: Port of the first server of each node; the next ones take the ports after it.
     """

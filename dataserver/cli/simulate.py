@@ -30,14 +30,14 @@ def simulate(
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
 
-    Compares, over the same samples, all combinations of the main policies, the job with one thing changed at a time,
-    and what each change on the way from the baseline to the job brings. The last lines say what to change in the job.
-    A last step that is much shorter than the others is shown apart. Times are those of the job's cost model, so
-    `dataserver fit` comes first. No server is needed and no image is read.
+    Over the same samples it compares all combinations of the main policies, the job with one change at a time, and each
+    change on the way from the baseline to the job. The last lines say what to change in the job. A last step that is
+    much shorter than the others is shown separately. Times are those of the job's cost model, so run `dataserver fit`
+    first. It needs no server and reads no image.
 
     Args:
         job: YAML or JSON file of the job.
-        steps: Steps to plan; fewer where the job ends before.
+        steps: Steps to plan; fewer if the job ends earlier.
         first_step: The first of them; by default the first of the job.
         data: Datasets and tokenizers.
         json: Print the comparison as JSON.

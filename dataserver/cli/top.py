@@ -35,11 +35,11 @@ def top(
     """Show what a fleet does: throughput, streams, memory and failures of each server, step and lag of each rank,
     samples and shards that failed.
 
-    Redraws the terminal until Ctrl-C. A server that does not answer is shown as such, and asked again.
+    It redraws the terminal until Ctrl-C. A server that does not answer is shown as such, and asked again.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
-        interval_s: Seconds between two looks, over which rates are taken; 2 by default.
+        interval_s: Seconds between two updates, over which rates are averaged; 2 by default.
         once: Print one table after one interval, and end.
         credentials: What to show the servers.
     """

@@ -64,18 +64,18 @@ def towers(
 ) -> None:
     """Choose replicas and tensor parallelism of each tower of a contrastive job for a number of devices.
 
-    Uses the job's costs and the sizes of its samples (DISTMM, section 4.2). A light tower with fewer replicas and more
-    samples on each uses its devices better and ends together with the heavy one. Prints what was found and the YAML of
-    the modules. Tensor parallelism counts as free of communication, so that it is chosen for memory alone; pipeline
-    stages are not chosen. No server is needed and no image is read.
+    It uses the job's costs and the sizes of its samples (DISTMM, section 4.2). A light tower with fewer replicas and
+    more samples on each uses its devices better, and ends together with the heavy one. It prints what it found, and the
+    YAML of the modules. It assumes that tensor parallelism costs no communication, so tensor parallelism is chosen only
+    if memory requires it. Pipeline stages are not chosen. It needs no server and reads no image.
 
     Args:
         job: YAML or JSON file of the job.
         devices: Devices for all towers together.
-        devices_per_node: Devices of a node, within which tensor parallelism stays.
+        devices_per_node: Number of devices per node; tensor parallelism stays within a node.
         device_bytes: Memory of a device.
         state_bytes: Parameters, gradients and optimizer states of a whole tower, as NAME=BYTES; may be repeated.
-        steps: Steps whose samples stand for all; fewer where the job ends before.
+        steps: Steps whose samples represent all; fewer if the job ends earlier.
         data: Datasets and tokenizers.
         json: Print what was found as JSON.
     """

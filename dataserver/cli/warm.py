@@ -37,10 +37,10 @@ _SIZINGS: Final[Sequence[dict[str, Any]]] = (
 def warm(cache_dir: MaybePath = None) -> None:
     """Compile the kernels of the planner and of image scaling ahead of time, and print where they are cached.
 
-    Servers and commands on this machine then wait for no compiler. Does nothing where all kernels are cached.
+    Servers and commands on this machine then do not wait for a compiler. If all kernels are cached, it does nothing.
 
     Args:
-        cache_dir: Folder for the cache; ~/.cache/disttrain by default. NUMBA_CACHE_DIR wins over it.
+        cache_dir: Folder for the cache; ~/.cache/disttrain by default. NUMBA_CACHE_DIR overrides it.
     """
     cache.use(cache_dir)
     if cache.folder() is None:

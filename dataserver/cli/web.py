@@ -46,23 +46,24 @@ def web(
     insecure: Switch = False,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
-    """Show a fleet, datasets and the steps of a job in a browser: what `top`, `describe`, `lint` and `plan` say.
+    """Show a fleet, datasets and the steps of a job in a browser, as `top`, `describe`, `lint` and `plan` show them.
 
-    Prints the address of the page, which shows everything that these credentials may see on the servers. A dataset is
-    shown if any server lists it for them; without servers, all named datasets are. Nothing can be changed from the
-    page. Ctrl-C or SIGTERM ends it.
+    It prints the address of the page, which shows everything that these credentials may see on the servers. A dataset
+    is shown if any server lists it for the credentials; without servers, all named datasets are shown. Nothing can be
+    changed from the page. Ctrl-C or SIGTERM ends the command.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
         listen: HOST:PORT of the page. Beyond loopback it needs --web-tokens, --web-cert and --web-key, or --insecure.
-        interval_s: Seconds between two looks at the servers.
+        interval_s: Seconds between two requests to the servers.
         data: Datasets to show, and tokenizers.
-        job: YAML or JSON file of a job over these datasets, whose steps are shown.
+        job: YAML or JSON file of a job with these datasets, to show its steps.
         web_cert: PEM file of the certificate of the page, for https.
         web_key: PEM file of its private key.
-        web_tokens: File of lines NAME TOKEN; every visitor has to give one of the tokens as the password.
-        web_host: Name by which browsers reach the page, where it is not an address of this machine; may be repeated.
-        insecure: Let everybody who reaches the page see it, without encryption: the network keeps strangers out.
+        web_tokens: File of lines NAME TOKEN; every visitor must give one of the tokens as the password.
+        web_host: Name by which browsers reach the page, if it is not an address of this machine; may be repeated.
+        insecure: Let everybody who reaches the page see it, without encryption, because the network keeps strangers
+            out.
         credentials: What to show the servers.
     """
     has_datasets = bool(data.dataset) or data.config is not None

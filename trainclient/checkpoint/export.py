@@ -52,19 +52,20 @@ class ExportConfig:
     """Which checkpoint to export, and where to."""
 
     checkpoint: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
-    """A checkpoint (step-N), or a folder of some, whose newest is taken."""
+    """A checkpoint (step-N), or a folder of checkpoints, whose newest is exported."""
     output: Annotated[Path, tyro.conf.arg(help_behavior_hint="(required)")]
     """Folder to write; it must not exist yet."""
     module: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Name of an encoder, a backbone or an image tower of its job; without it, encoder and backbone are exported as the
-    whole model --base that they began as."""
+    """Name of an encoder, a backbone or an image tower of the job. Without it, encoder and backbone are exported as the
+    whole model --base from which they started."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """The checkpoint that the module began as: its tokenizer files and further fields of config.json come along."""
+    """The checkpoint from which the module started; its tokenizer files and further fields of config.json are added."""
     tokenizer: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Folder of the tokenizer that data servers had, where it is not the base's: its files come along instead. Needed
-    where the model has learned new tokens."""
+    """Folder of the tokenizer that the data servers used, if it is not the base's; its files replace those of the base.
+    Needed if the model has learned new tokens."""
     adapter: bool = False
-    """Write the low-rank adapters of a module that has some, as peft reads them; without this they are merged."""
+    """Write only the low-rank adapters of a module, as peft reads them; without this flag they are merged into the
+    weights."""
     dtype: ExportType = ExportType.STORED
     """Type of the weights: stored (float32 for runs in bfloat16), float32 or bfloat16."""
 

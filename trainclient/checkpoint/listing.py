@@ -29,7 +29,7 @@ class ListConfig:
     directory: tyro.conf.Positional[Path]
     """Folder of checkpoints, or one checkpoint."""
     verify: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False
-    """Read every file and compare its checksum; without this only names and sizes are compared."""
+    """Read every file and compare its checksum; without this flag only names and sizes are compared."""
 
 
 @dataclass(frozen=True, slots=True)

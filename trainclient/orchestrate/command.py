@@ -66,7 +66,7 @@ class Orchestrate(Options):
     generator: MaybeText = None
     """Model of the generator: the same (dit-1b, tiny)."""
     image_tower: MaybeText = None
-    """Contrastive training, instead of the three above: model of the image tower (vit-h, tiny)."""
+    """Contrastive training, instead of the models above: model of the image tower (vit-h, tiny)."""
     text_tower: MaybeText = None
     """Contrastive training: model of the text tower (clip-text-h, tiny)."""
     contrastive_batch: MaybeInt = None
@@ -78,26 +78,26 @@ class Orchestrate(Options):
     gpus: Annotated[int, Field(ge=1)] = 8
     """Number of GPUs in the cluster."""
     gpus_per_node: Annotated[int, Field(ge=1)] = 8
-    """GPUs of a node, within which tensor parallelism stays."""
+    """Number of GPUs per node; tensor parallelism stays within a node."""
     memory_gb: MaybeNumber = None
     """Memory of a GPU for modules, in 10^9 bytes; by default 90 % of what its kind has."""
     within_gb_s: MaybeNumber = None
-    """10^9 bytes a second that a GPU sends to others of its node; by default what a profile says, or NVLink's of its
-    kind."""
+    """Speed at which a GPU sends to others of its node, in 10^9 bytes per second; by default that of the profile, or of
+    NVLink for its kind."""
     between_gb_s: MaybeNumber = None
-    """10^9 bytes a second that a GPU sends to other nodes: its share of the node's network. By default 12.5 (a800), 50
-    (h100, h200)."""
+    """Speed at which a GPU sends to other nodes, in 10^9 bytes per second: its share of the node's network. By default
+    12.5 (a800) or 50 (h100, h200)."""
     max_tp: Annotated[int, Field(ge=1)] = 8
     """Largest degree of tensor parallelism to try, of 1, 2, 4 and 8."""
     sizes: MaybePath = None
-    """Sizes of samples: what `dataserver sizes` writes of a dataset's index, or JSON or YAML with a list `samples`,
-    each {count: 10, text_tokens: 40, patches: [256]}."""
+    """Sizes of samples: a file written by `dataserver sizes`, or JSON or YAML with a list `samples`, each {count: 10,
+    text_tokens: 40, patches: [256]}."""
     global_batch: Annotated[int, Field(ge=1)] = 128
     """Number of sequences in a step."""
     seq_len: Annotated[int, Field(ge=8)] = 8192
     """Longest sequence, in tokens."""
     merge: Annotated[int | None, Field(ge=1), SAYS_ITSELF] = None
-    """Side of the block of patches that becomes one backbone token; by default what the file of sizes says, or 2."""
+    """Side of the block of patches that becomes one backbone token; by default that of the file of sizes, or 2."""
     fill: float = 0.97
     """Share of a sequence that packed samples fill."""
     packed: bool = True
@@ -105,15 +105,15 @@ class Orchestrate(Options):
     generation: float = 0.0
     """Share of image-text pairs whose image is generated."""
     interleaved: bool = False
-    """Whether the same share of documents is generated as well, each up to one of its images; the sizes are then those
-    of the --interleaved of `dataserver sizes`."""
+    """Whether the same share of documents is generated as well, each up to one of its images. The file of sizes must
+    then be written with the --interleaved of `dataserver sizes`."""
     query_tokens: Annotated[int, Field(ge=1)] = 64
     """Query tokens behind a caption, which condition the generator."""
     profile: MaybePath = None
     """Profile by `trainclient profile` on such GPUs; without it costs are computed from operations and bytes."""
     steps: Annotated[int | None, Field(ge=0), SAYS_ITSELF] = None
-    """Steps to plan and simulate for the best three choices of each layout, each of other samples; 0 skips that. By
-    default one, of choices that could be the fastest, and 3 for the two fastest of all; on more than 128 GPUs one, for
+    """Steps to plan and simulate for the best three choices of each layout, each with other samples; 0 skips this. By
+    default 1 for choices that could be the fastest, and 3 for the two fastest of all; on more than 128 GPUs only 1 for
     the best choice of each layout."""
     as_json: bool = False
     """Print the result as JSON."""

@@ -20,9 +20,9 @@ from trainclient.orchestrate.profile import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
 from trainclient.training.options import Options
 
-ABOUT = """Measure what the modules of a model cost on the device at hand, for `trainclient orchestrate --profile`.
-Of each module a few layers are built, and run forward and backward at each size; the rest follows. At each degree of
-tensor parallelism that divides a module the share of a device is measured.
+ABOUT = """Measure what the modules of a model cost on this machine's device, for `trainclient orchestrate --profile`.
+For each module it builds a few layers, and runs them forward and backward at each size; the times of the whole module
+follow from these. For each degree of tensor parallelism that divides a module, it measures the share of one device.
 """
 POOR_PERCENT = 20.0
 """Median error of a cost on the times that it was fitted to, above which it is no ground for a choice."""
@@ -47,16 +47,17 @@ class ProfileOptions(Options):
     generator: MaybeText = None
     """Model of the generator, as for `trainclient orchestrate`."""
     image_tower: MaybeText = None
-    """Contrastive training: model of the tower of images. May be given beside the models above, for the same file."""
+    """Contrastive training: model of the tower of images. May be given together with the models above, for the same
+    file."""
     text_tower: MaybeText = None
     """Contrastive training: model of the tower of texts."""
     output: MaybePath = None
-    """YAML file that the profile is written to."""
+    """YAML file to write the profile to."""
     sizes: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
-    """Patches, positions of clips, or tokens of the microbatches that are timed, multiples of 4; at least three. Each
-    is timed as one item, and as eight where 32 divides it."""
+    """Sizes of the timed microbatches in patches, positions of clips, or tokens: at least three multiples of 4. Each is
+    timed as one item and, if 32 divides it, as eight."""
     tp: tuple[int, ...] = (1, 2, 4, 8)
-    """Degrees of tensor parallelism; 1 is among them."""
+    """Degrees of tensor parallelism; 1 must be one of them."""
     device: str = "cuda"
     """Device to measure: cuda, or cpu to try the command."""
     dtype: str = "bfloat16"

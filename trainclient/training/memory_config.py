@@ -16,7 +16,7 @@ class MemoryConfig(TrainConfig):
     """A run, and a device for it."""
 
     memory_gb: Annotated[Annotated[float, Field(gt=0, le=1e6)] | None, REQUIRED] = None
-    """What modules may use of a device, in 10^9 bytes (90 % of an H100 is 72)."""
+    """Memory of a device that modules may use, in 10^9 bytes (90 % of an H100 is 72)."""
 
     @property
     def memory_bytes(self) -> int:
