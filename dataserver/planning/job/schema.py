@@ -15,10 +15,10 @@ SCHEMA_ID: Final = "https://github.com/disttrain/disttrain/protos/disttrain/v1/j
 
 _ABOUT: Final = """A whole job, as GetOrCreateJob takes it.
 
-Fields whose description says so may be left out: the server fills them in and answers with the complete job. Integers
-are written without a fraction and without an exponent (4096, neither 4096.0 nor 4e3), every key stands once in an
-object, and numbers are never written as text. A job that fits this schema may still be refused for what the values
-mean together; the error then names the field."""
+Fields whose description says so may be left out: the server fills them in and answers with the complete job. Write
+integers without a fraction or an exponent (4096, neither 4096.0 nor 4e3), and never as text. No key may come twice in
+an object. A job that fits this schema may still be refused because its values do not fit together; the error then names
+the field."""
 
 
 def job_schema() -> dict[str, Any]:

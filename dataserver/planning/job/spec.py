@@ -46,21 +46,22 @@ class Execution(SpecModel):
     """How the job runs; any execution of one stream trains on the same samples in the same steps."""
 
     modality_parity: bool | None = None
-    """Pipelined, one encoder: whether in every wave all backbone ranks have images or none has, for trainers whose
-    collectives of the encoder would wait for ranks that do not run it. Where the data of a step leave no way, its plan
-    says so, and so does the header of each microbatch concerned. By default nothing is asked."""
+    """Pipelined, one encoder: whether in every wave all backbone ranks have images or none has. For trainers whose
+    encoder has collectives, which would wait for ranks that do not run it. If a step's data do not allow this, the plan
+    says so, and so does the header of each such microbatch. By default it is not required."""
     identity_routing: bool | None = None
     """Pipelined, without generators: whether images stay on the rank of their sequence, which runs encoders and the
-    first stage of the backbone in turn, for trainers whose ranks exchange no rows. Encoders then have the degrees of
-    the backbone and the balance `none`. By default modules have devices of their own."""
+    first stage of the backbone in turn. For trainers whose ranks exchange no rows. Encoders must then have the degrees
+    of the backbone; their balance is `none`. By default each module has its own devices."""
     modules: Annotated[tuple[ModuleSpec, ...], Field(min_length=1, max_length=64)]
-    """The modules: one backbone with any number of encoders and generators, or towers alone."""
+    """The modules: one backbone with any number of encoders and generators, or only towers."""
     layout: Annotated[AnyLayout, Field(discriminator="kind")] = PipelinedOptions.model_construct()
     """How the modules share devices and time."""
     microbatch: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Sequences of one microbatch of one backbone rank, at most; fewer where the memory of a module asks for it."""
+    """Most sequences in one microbatch of one backbone rank; there are fewer if the memory of a module requires it."""
     transfers: Annotated[tuple[Transfer, ...], Field(min_length=1, max_length=64)] | None = None
-    """How long rows take between modules and between stages, each pair once; pairs that are not named take no time."""
+    """How long rows travel between modules and between stages, each pair once; for pairs that are not named, transfers
+    take no time."""
     end: End
     """The step or epoch after which the job ends."""
     plan_version: Positive = 8
@@ -73,8 +74,8 @@ class Execution(SpecModel):
     step.
     A job beyond a limit is refused by the limit's name (docs/planning.md)."""
     validity: ValidityPolicy | None = None
-    """What the views of samples say of their validity; by default nothing that takes decoding, which the ranks that get
-    the images know. Samples, order and denominators are the same."""
+    """What the views of samples say about their validity. By default nothing that requires decoding: only the ranks
+    that get the images know that. Samples, order and denominators are the same."""
 
     @field_validator("modality_parity", "identity_routing", mode="after")
     @classmethod

@@ -24,10 +24,10 @@ class AudioSizing(SpecModel):
     bins: Annotated[int, Field(ge=8, le=256)] = 128
     """Mel bins of a spectrogram: 80 of Whisper up to large-v2, 128 of large-v3 and Qwen2-Audio."""
     merge: Annotated[int, Field(ge=1, le=64)] = 2
-    """Positions of the tower that become one backbone token; a clip's positions that are left over make none. A
-    position is two frames, 20 ms: 1 gives 50 tokens a second, 2 (Qwen2-Audio) 25."""
+    """Number of the tower's positions that become one backbone token; positions that are left over at the end of a clip
+    make none. A position is two frames, 20 ms: 1 gives 50 tokens per second, 2 (Qwen2-Audio) gives 25."""
     max_seconds: Annotated[int, Field(ge=1, le=MAX_CLIP_SECONDS)] = MAX_CLIP_SECONDS
-    """A longer clip is cut to its first so many seconds."""
+    """Longest clip in seconds; the rest of a longer one is cut off."""
     padded: bool | None = None
     """Whether every clip is filled up with silence to `max_seconds`, as Whisper's tower was trained; by default a clip
     has the positions of its own length (Qwen2-Audio)."""

@@ -20,42 +20,42 @@ class Cost(SpecModel):
     """
 
     microbatch_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
-    """Nanoseconds of a forward pass that no item causes."""
+    """Nanoseconds of a forward pass that do not depend on its items."""
     linear_ps: Annotated[int, Field(ge=0, le=10**11)]
     """Picoseconds of a forward pass for each patch or token."""
     quadratic_fs: Annotated[int, Field(ge=0, le=10**8)]
     """Femtoseconds of a forward pass for each pair of patches or tokens of one item (attention)."""
     window: Annotated[int, Field(ge=1, le=2**22)] | None = None
-    """Patches or tokens of an item that each of them attends to, at most: pairs are then as many for each. By default
-    all; of an encoder whose images are cut into tiles, the patches of a tile."""
+    """Most patches or tokens of an item to which each of them attends; only such pairs count. By default all of the
+    item; for an encoder whose images are cut into tiles, the patches of a tile."""
     backward_percent: Annotated[int, Field(ge=0, le=1000)] = 200
-    """Backward time in percent of the forward time, as it is run. Of a module with `frozen`, by default 100, and 0
-    where no gradient passes on; with `recompute` by default 100 more."""
+    """Backward time in percent of the forward time. For a module with `frozen` the default is 100, or 0 if no gradient
+    passes through it; with `recompute` the default is 100 more."""
 
 
 class ModelCost(SpecModel):
-    """A cost by the names of a model and a device; parsing a job turns it into the integers of `Cost`."""
+    """A cost by the names of a model and a device. When a job is read, it becomes the integers of `Cost`."""
 
     model: Name
     """A named model of the module's kind: vit-h, whisper-large; llama3-7b, llama3-13b, llama3-70b; dit-1b; for towers
-    vit-h and clip-text-h; tiny of every kind."""
+    vit-h and clip-text-h; for every kind tiny."""
     device: Name
     """Device that it runs on: a800, h100 or h200. The work of a rank is divided by the module's tp x sp."""
     efficiency: DecimalString
-    """Share of the device's dense bf16 peak that is reached, in (0, 1]; with `attention_efficiency` by all work but
-    that of attention."""
+    """Share of the device's dense bf16 peak that is reached, in (0, 1]; if there is `attention_efficiency`, by
+    everything but attention."""
     attention_efficiency: DecimalString | None = None
-    """Share of the peak that attention reaches (`quadratic_fs`), in (0, 1], mostly a lower one than products with
-    weights reach; by default `efficiency`."""
+    """Share of the peak that attention reaches (`quadratic_fs`), in (0, 1]. It is usually lower than that of products
+    with weights. By default `efficiency`."""
     frozen: bool = False
-    """Whether its weights are not trained: the time alone. A module's own `frozen` freezes it, and then neither this
-    nor the next is given."""
+    """Whether the weights are not trained. This changes only the time; `frozen` of the module freezes it, and then
+    neither this field nor the next may be given."""
     input_gradient: bool = True
-    """Whether a module before a frozen one is trained, so that gradients must pass; before encoders and towers nothing
-    is."""
+    """Whether a module before this frozen one is trained, so that gradients must pass through it. Nothing comes before
+    encoders and towers."""
     checkpoint: bool = False
-    """Whether activations are computed again in the backward pass: the time alone; a module's own `recompute` does it,
-    and then this is not given."""
+    """Whether activations are computed again in the backward pass. This changes only the time; `recompute` of the
+    module does it, and then this field may not be given."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

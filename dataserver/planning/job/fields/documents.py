@@ -41,7 +41,7 @@ class DocumentSpec(ItemBudget):
     """Where a document is split; each part is a sample of its own, with BOS and EOS around it. Only the last part of a
     document has its EOS as a target."""
     together: bool = False
-    """Whether parts of a document follow each other, and share a sequence where they fit. By default each part is
+    """Whether the parts of a document follow each other, and share a sequence if they fit. By default each part is
     shuffled by itself."""
 
 

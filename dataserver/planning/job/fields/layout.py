@@ -198,8 +198,8 @@ class WaveOptions(BackboneOptions):
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """The order in which each stage runs its forwards and backwards."""
     extra_in_flight: ExtraInFlight | None = None
-    """Microbatches that each stage but the last may hold beyond those of 1F1B, within its memory: less waiting, more
-    activations. By default none, or 4 where every module states its memory. A plan tries 0, 1, 2, 4 and 8, up to this
+    """How many microbatches beyond those of 1F1B each stage but the last may hold, within its memory: less waiting,
+    more activations. By default none, or 4 if every module states its memory. A plan tries 0, 1, 2, 4 and 8, up to this
     limit, and takes the fastest."""
     order: OrderPolicy = OrderPolicy.SEARCH
     """Order of microbatches within a backbone rank."""

@@ -38,15 +38,16 @@ class Memory(SpecModel):
     """Memory for activations on each device of a stage. Plans keep within it."""
 
     budget_bytes: Positive
-    """What parameters, gradients and optimizer states leave of the device; with `recompute`, less what one block of a
-    microbatch takes while it is computed again."""
+    """Memory of the device that is left after parameters, gradients and optimizer states; with `recompute`, minus what
+    one block of a microbatch takes while it is computed again."""
     unit_bytes: Positive
-    """What one patch (encoder, generator, image tower), position (encoder of audio) or token (backbone, text tower)
-    holds on a device of a stage from its forward to its backward; with `recompute`, what the inputs of blocks take."""
+    """Memory that one patch (encoder, generator, image tower), position (encoder of audio) or token (backbone, text
+    tower) takes on a device of a stage from its forward to its backward; with `recompute`, that of the inputs of
+    blocks."""
     step_bytes: Positive | None = None
-    """What microbatches may hold together on a device; at least `budget_bytes`. A step that would hold more is cut into
-    rounds. Of modules that keep every microbatch until their backward phase: colocated encoders, and a colocated
-    backbone before generators; others leave it out."""
+    """Memory that all microbatches of a step together may take on a device; at least `budget_bytes`. A step that would
+    take more is cut into rounds. Only for modules that hold every microbatch until their backward phase: colocated
+    encoders, and a colocated backbone before generators."""
 
     @property
     def units(self) -> int:
@@ -89,37 +90,37 @@ class ModuleSpec(SpecModel):
     kind: ModuleKind
     """Role of the module: encoder, backbone, generator or tower."""
     dp: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Data-parallel degree: the number of ranks, each with a view of its own."""
+    """Data-parallel degree: the number of ranks. Each has its own view."""
     tp: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Tensor-parallel degree; peers of one rank get the same view."""
+    """Tensor-parallel degree; the processes of one rank get the same view."""
     pp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pipeline stages; only a backbone or a tower has more than one."""
     sp: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Sequence-parallel degree; peers of one rank get the same view."""
+    """Sequence-parallel degree; the processes of one rank get the same view."""
     datasets: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """Encoder, generator: the datasets whose images (audio, videos) it handles; by default those that no other module
-    of its kind and modality names."""
+    of the same kind and modality names."""
     modality: Modality | None = None
-    """Tower: whether it reads images or text. Encoder: `audio` where it encodes audio clips, `video` where it encodes
-    videos; by default images."""
+    """Tower: whether it reads images or text. Encoder: `audio` if it encodes audio clips, `video` if it encodes videos;
+    by default images."""
     frozen: bool | None = None
-    """Whether its weights stay as they are. Gradients then only pass through it, to trained modules before it; where
-    there are none it runs no backward at all. By default all modules are trained."""
+    """Whether its weights are not trained. Gradients then only pass through it, to trained modules before it; if there
+    are none, it has no backward at all. By default all modules are trained."""
     recompute: bool | None = None
-    """Whether backwards compute each block again, so that its inputs alone are held until then. By default nothing is
-    computed again."""
+    """Whether the backward computes each block again, so that only the inputs of blocks are held until then. By default
+    nothing is computed again."""
     cost: Annotated[Cost, Field(default=None, validate_default=True)]
     """Time model, by numbers or by names; the default depends on kind and modality."""
     memory: Memory | None = None
-    """Memory for activations; without it a plan takes it as endless."""
+    """Memory for activations; without it, plans assume that there is enough."""
     balance: BalancePolicy = BalancePolicy.LPT
-    """How its items are spread over ranks and microbatches. A grouped backbone has none: its
-    groups do it."""
+    """How its items are spread over ranks and microbatches. A grouped backbone has no balance, because groups spread
+    its sequences."""
     padded: bool = False
     """Whether the items of a microbatch are padded to the largest, so that each costs as much as that one. Every
-    balance but `none` and `even` then gathers items of like size."""
+    balance but `none` and `even` then groups items of similar size."""
     packing: Annotated[PackingPolicy | None, Field(default=None, validate_default=True)]
-    """Backbone: which sequence holds each sample, where the stream packs at all; by default `balanced`."""
+    """Backbone: how samples are packed into sequences, if the stream has packing; by default `balanced`."""
 
     @property
     def replicas(self) -> int:

@@ -89,40 +89,39 @@ class Sizing(SpecModel):
     merge: Annotated[int, Field(ge=1, le=16)] = 2
     """merge x merge patches become one backbone token; grids are multiples of it in both directions."""
     max_patches: Annotated[int, Field(ge=1, le=MAX_PATCHES)] = 1024
-    """Upper bound of the patches of one image; larger images are scaled down, aspect kept. The default is that of jobs
+    """Most patches of one image; larger images are scaled down, with the same aspect ratio. The default is that of jobs
     without rule and of `naflex`. With the rules `qwen`, `square`, `crop`, `pad` and `tiles` it follows from other
     fields: leave it out."""
     quality: Quality = Quality.FAST
-    """How much of an image is decoded before it is scaled; see content_version. `exact` for the pixels that an image
-    processor makes."""
+    """`fast` decodes images at a reduced size if that suffices; `exact` gives the pixels of an image processor."""
     rule: SizingRule | None = None
     """Image processor whose grids are made: `qwen` (Qwen2-VL, 2.5-VL, 3-VL), `naflex` (SigLIP 2), `square` (SigLIP,
-    Gemma 3), `crop` (CLIP, LLaVA 1.5), `pad` (LLaVA 1.5 with `do_pad`), `tiles` (LLaVA-OneVision, InternVL,
-    Idefics3, SmolVLM). By default an image is never enlarged beyond rounding to whole merge blocks, and scaled down to
-    `max_patches`."""
+    Gemma 3), `crop` (CLIP, LLaVA 1.5), `pad` (LLaVA 1.5 with `do_pad`), `tiles` (LLaVA-OneVision, InternVL, Idefics3,
+    SmolVLM). By default an image is scaled down to `max_patches`, and never enlarged but by rounding to whole merge
+    blocks."""
     min_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] | None = None
-    """Only with `qwen`, and required: smaller images are enlarged to so many pixels. `size.shortest_edge` or
-    `min_pixels` of preprocessor_config.json."""
+    """Only with `qwen`, and required there: smaller images are enlarged to this number of pixels. `size.shortest_edge`
+    or `min_pixels` of preprocessor_config.json."""
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] | None = None
-    """Only with `qwen`, and required: larger images are scaled down to so many pixels. `size.longest_edge` or
-    `max_pixels` of preprocessor_config.json."""
+    """Only with `qwen`, and required there: larger images are scaled down to this number of pixels. `size.longest_edge`
+    or `max_pixels` of preprocessor_config.json."""
     side: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    """Only with `square`, `crop`, `pad` and `tiles`, and required: pixels of each side of every image, or tile. What
-    remains to the right of and below the last whole patch is dropped, as convolutions do."""
+    """Only with `square`, `crop`, `pad` and `tiles`, and required there: pixels of each side of every image, or tile.
+    What remains to the right of the last whole patch, and below it, is dropped, as by convolutions."""
     shortest_edge: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    """Only with `crop`: pixels that the short side is scaled to before the crop; by default `side`."""
+    """Only with `crop`: pixels to which the short side is scaled before the crop; by default `side`."""
     background: Annotated[tuple[Colour, Colour, Colour], OF_JSON] | None = None
     """Only with `pad`: red, green and blue around an image; the `image_mean` of an image processor times 255, rounded
     down. By default 122, 116, 104: CLIP's."""
     resampling: Resampling | None = None
     """Filter of Pillow that scales images, as the `resample` of an image processor says. By default the server's own
-    bilinear filter, which takes less time; `crop`, `pad`, `tiles`, and `square` where `side` is no multiple of `patch`,
-    need one of Pillow's."""
+    bilinear filter, which is faster. One of Pillow's filters is required with `crop`, `pad`, `tiles`, and with `square`
+    if `side` is no multiple of `patch`."""
     tiles: Tiles | None = None
-    """Only with `tiles`, and required: how an image is cut."""
+    """Only with `tiles`, and required there: how an image is cut."""
     marks: ImageMarks | None = None
     """Tokens of text before and between the embeddings of an image, as the processors of Idefics3 and SmolVLM write
-    them. A server fills them in where conversations leave `template` to it and the tokenizer's folder has such a
+    them. A server fills them in if conversations leave `template` to it and the tokenizer's folder has such a
     processor. By default there are none."""
 
     audio: AudioSizing | None = None

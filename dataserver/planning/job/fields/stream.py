@@ -35,9 +35,9 @@ class CaptionShare(SpecModel):
     """One of the captions among which each sample draws."""
 
     name: Name
-    """Name that `dataserver index --caption` gave it; `own` is the text that samples have without a named one."""
+    """Name that `dataserver index --caption` gave it; `own` is the sample's own text."""
     weight: DecimalString = "1"
-    """Chance to be drawn, relative to the other weights."""
+    """Probability to be drawn, relative to the other weights."""
 
 
 class CutAt(StrEnum):
@@ -53,22 +53,23 @@ class ConversationSpec(SpecModel):
     template: Digest
     """Digest of the tokenizer's chat template and of the rules of rendering, as `dataserver index` prints it."""
     cut_at: CutAt | None = None
-    """Where a conversation is cut that is longer than `seq_len`; by default it is left out, as is one whose first
-    answer does not fit."""
+    """Where a conversation longer than `seq_len` is cut. By default it is left out; a conversation whose first answer
+    does not fit is always left out."""
 
 
 class DatasetSpec(SpecModel):
     """One dataset of the mixture."""
 
     name: Name
-    """Logical name; each server's own configuration says where the dataset lies."""
+    """Name of the dataset; the configuration of each server says where it is."""
     fingerprint: Digest
-    """Fingerprint that `dataserver index` prints: a copy elsewhere has the same one."""
+    """Fingerprint that `dataserver index` prints; copies of the dataset have the same one."""
     weight: Weight = "1"
     """Share of the step's tokens (of its samples without packing), relative to the other weights. A list of pieces
-    changes it over the steps: each holds from its `from_step` on, in ascending order, the first from the first step."""
+    changes it over the steps: each piece holds from its `from_step` on. Pieces are in ascending order, and the first
+    begins with the first step."""
     filter: Annotated[str, Field(max_length=4096)] = ""
-    """Condition over sidecar columns, e.g. `width >= 256 and punsafe < 0.1`; empty keeps all samples."""
+    """Condition on columns, such as `width >= 256 and punsafe < 0.1`; if empty, all samples are read."""
     quarantine: MaybeDigest = ""
     """Digest of the quarantine list (`dataserver lint`) whose samples are left out; empty for none."""
     caption: Name | None = None
@@ -81,8 +82,8 @@ class DatasetSpec(SpecModel):
     """Samples are conversations (`dataserver index --conversations chat`), rendered by the tokenizer's chat template: a
     sequence has its tokens and no others, and only answers of assistants are targets."""
     documents: DocumentSpec | None = None
-    """Samples that are longer than `seq_len`, or have more images, clips or videos than these say, are split into
-    several; by default the text of a longer one is cut."""
+    """Samples that are longer than `seq_len`, or have more images, clips or videos than stated here, are split into
+    several. By default the text of a longer sample is cut."""
     metadata_transforms: InstalledTransforms | None = None
     """Transforms of metadata, whose columns `filter` may name, and which may leave samples out. They run when the
     dataset is indexed (`dataserver index --transform`), each on the columns of the index."""
@@ -152,15 +153,15 @@ class TokenizerSpec(SpecModel):
     """The tokenizer of the text."""
 
     name: Name = "bytes"
-    """Logical name; `bytes` is the built-in byte-level vocabulary that needs no file."""
+    """Name of the tokenizer; `bytes` is the built-in byte-level vocabulary, which needs no file."""
     digest: Digest
     """SHA-256 of the tokenizer's file (for `bytes`: of its name and version)."""
     vocab_size: Positive
-    """Number of token ids the backbone must know, special tokens included."""
+    """Number of token ids that the backbone must know, including special tokens."""
     bos: TokenId
     """First token of every sample."""
     eos: TokenId
-    """Last token of an understood sample; a target of the loss."""
+    """Last token of a sample that is not generated; a target of the loss."""
     boi: TokenId
     """Stands before the embeddings, or the query tokens, of an image."""
     eoi: TokenId
@@ -176,7 +177,7 @@ SPECIAL_TOKENS: Final = ("bos", "eos", "boi", "eoi", "image", "query")
 
 
 class Packing(ItemBudget):
-    """Whether several samples share a sequence. A sequence has at most so many images, clips and videos."""
+    """Whether several samples share a sequence, and how many images, clips and videos a sequence may have."""
 
     enabled: bool = True
     """False: one sample per sequence, and every step holds exactly `global_batch` samples."""
@@ -196,15 +197,15 @@ class Packing(ItemBudget):
 
 
 class Generation(SpecModel):
-    """How often an image-text pair, or a document, trains the generator instead of being understood."""
+    """How often an image-text pair, or a document, trains the generator instead of being only read."""
 
     ratio: DecimalString = "0"
-    """Probability of the keyed draw, per pair; 0 needs no generator, 1 no encoder for pairs."""
+    """Probability that a pair trains the generator; with 0 no generator is needed, with 1 no encoder for pairs."""
     query_tokens: Annotated[int, Field(ge=1, le=65536)] = 64
     """Query tokens after the caption whose last hidden states condition the generator."""
     interleaved: bool | None = None
-    """Whether other samples than pairs train it as well, by the same probability: one of a document's images is the
-    target, and the document up to it is read. By default they are understood."""
+    """Whether samples other than pairs train the generator as well, with the same probability: one image of a document
+    is the target, and the document before it is read. By default they are only read."""
 
     @field_validator("interleaved", mode="after")
     @classmethod
@@ -229,8 +230,8 @@ class Continuation(SpecModel):
     stream: "Stream"
     """The earlier stream, complete, as checkpoints hold it."""
     epochs: Positive | None = None
-    """`end.epochs` of the earlier job, where it ended before `step` and padded its last step (`end.last`): what that
-    step left empty was not read."""
+    """`end.epochs` of the earlier job, if it ended before `step` and padded its last step (`end.last`): the samples for
+    which that step had room were not read."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -254,8 +255,8 @@ class Stream(SpecModel):
     sizing: Sizing = Sizing.model_construct()
     """How images become patch grids."""
     transforms: Transforms | None = None
-    """Random transforms of the pixels of every image, in this order, before they are scaled to the patch grid. The
-    draws depend on seed, dataset, epoch and sample alone."""
+    """Random transforms of the pixels of every image, in this order, before it is scaled to its patch grid. The draws
+    depend only on seed, dataset, epoch and sample."""
     seq_len: Annotated[int, Field(ge=8, le=2**22)]
     """Longest sequence in tokens; a longer sample's text is cut, its images never."""
     packing: Packing = Packing.model_construct()
@@ -265,20 +266,21 @@ class Stream(SpecModel):
     generation: Generation = Generation.model_construct()
     """Which samples train the generator."""
     contrastive_batch: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Image-text pairs of one contrastive batch, whose loss couples them all; only for jobs of towers. A sample is then
-    its image and its text, each for towers of its own; both are required, also where no tower reads one of them."""
+    """Number of image-text pairs in one contrastive batch, which are all compared in one loss; only for jobs of towers.
+    A sample is then one image and its text. Both are required, even if no tower reads one of them."""
     shuffle_window: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Shards whose samples are mixed with each other; shards themselves are permuted over the whole epoch."""
+    """Number of shards whose samples are mixed with each other. The shards themselves are permuted over the whole
+    epoch."""
     seed: Natural = 0
     """Key of all randomness of the job."""
     order_version: Positive = 1
     """Version of the rules that turn (stream, step) into samples: 1 mixes one window of shards after the other; in 2
-    the window slides, so that as many bytes are needed in every step."""
+    the window slides, so that every step needs about as many bytes of new shards."""
     content_version: Positive = 2
     """Version of the rules that turn samples into bytes: decoding, resizing, tokenizing, tensor layout."""
     continues: Continuation | None = None
-    """Earlier stream that this one continues, with other weights, datasets or sizes: datasets of the same name go on
-    where it left them, and steps count on."""
+    """Earlier stream that this one continues with other weights, datasets or sizes. Datasets with the same name go on
+    where the earlier stream stopped, and step numbers go on."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -61,13 +61,13 @@ class Tiles(SpecModel):
     choice: TileChoice
     """Whose arithmetic: `pinpoints` (LLaVA-OneVision), `aspect` (InternVL) or `edge` (Idefics3, SmolVLM)."""
     grids: Annotated[tuple[Sides, ...], Field(min_length=1, max_length=MAX_GRIDS), OF_JSON] | None = None
-    """Only with `pinpoints`, and required: rows and columns of tiles among which is chosen, in the order of
-    `image_grid_pinpoints`, whose pixels are divided by `side`. Of equally good ones the first is taken."""
+    """Only with `pinpoints`, and required there: the choices of rows and columns of tiles, which are
+    `image_grid_pinpoints` divided by `side`, in this order. Of equally good ones the first is used."""
     min_tiles: Annotated[int, Field(ge=1, le=MAX_SIDE_TILES)] | None = None
     """Only with `aspect`, and required: fewest tiles. `min_patches` of preprocessor_config.json."""
     max_tiles: Annotated[int, Field(ge=1, le=MAX_SIDE_TILES)] | None = None
-    """With `aspect`, and required: most tiles, `max_patches` of preprocessor_config.json. With `pinpoints`, and
-    required: the embeddings of so many tiles are left of larger images, 9 where the model's `vision_aspect_ratio` is
+    """Required with `aspect`: most tiles, `max_patches` of preprocessor_config.json. Required with `pinpoints`: how
+    many tiles' embeddings larger images are reduced to, which is 9 if the model's `vision_aspect_ratio` is
     anyres_max_9."""
     longest_edge: Annotated[int, Field(ge=1, le=LONGEST_EDGE)] | None = None
     """Only with `edge`, and required: pixels of the long side, an even multiple of `side`. `size.longest_edge` of
@@ -109,16 +109,17 @@ class Tiles(SpecModel):
 
 
 class ImageMarks(SpecModel):
-    """Tokens of text before and between the embeddings of an image, beside what stands around all of them anyway."""
+    """Tokens of text before and between the embeddings of an image, in addition to those around all images."""
 
     alone: Ids = ()
     """Before the embeddings of an image that is not cut."""
     tiles: Annotated[tuple[Row, ...], Field(max_length=MAX_SIDE_TILES), OF_JSON] = ()
-    """Before the embeddings of each tile, row by row: `<row_1_col_1>` and so on. Needed as far as there are tiles."""
+    """Before the embeddings of each tile, row by row: `<row_1_col_1>` and so on. Needed for as many tiles as an image
+    can have."""
     row_end: Ids = ()
-    """Behind each row of tiles but the last one."""
+    """After each row of tiles but the last one."""
     whole: Ids = ()
-    """Behind the last row of tiles, before the embeddings of the smaller picture of the whole."""
+    """After the last row of tiles, before the embeddings of the smaller picture of the whole."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -14,20 +14,21 @@ MAX_BYTES_PER_NS = 10**6
 class Transfer(SpecModel):
     """The transfer of a microbatch's rows between two modules, or between the pipeline stages of one.
 
-    It takes `latency_ns` + rows x `row_bytes` / `bytes_per_ns`, rounded up; the gradients on their way back take as
-    long. Transfers share no link and delay no computing: each starts when what it carries is there.
+    It takes `latency_ns` + rows x `row_bytes` / `bytes_per_ns`, rounded up; the gradients take the same time on the way
+    back. Transfers neither share a link nor delay computing: each one starts as soon as its rows are ready.
     """
 
     source: Name
     """Module whose output moves: an encoder, the backbone to a generator, or a module in several stages."""
     target: Name
-    """Module that takes it: the backbone from an encoder, a generator; `source` itself for the transfers between its
-    pipeline stages, whose rows are the tokens or patches of the microbatch, padding included."""
+    """Module that receives it: the backbone from an encoder, or a generator; or `source` itself, for the transfers
+    between its pipeline stages, whose rows are the tokens or patches of the microbatch, including padding."""
     latency_ns: Annotated[int, Field(ge=0, le=10**12)] = 0
-    """Nanoseconds of a transfer that no row causes."""
+    """Nanoseconds of a transfer that do not depend on the number of rows."""
     bytes_per_ns: DecimalString
     """Bytes that a transfer moves in a nanosecond (1 is 1 GB/s): from 0.001 to 10^6, with at most three decimals.
-    Colocated: what a node sends and takes at once, or a rank where all share one node."""
+    Colocated: for everything that a node sends, or receives, at the same time; if all ranks are on one node, for a
+    rank."""
     row_bytes: Annotated[int, Field(ge=0, le=2**24)]
     """Bytes of one row: its width x bytes of a number."""
 

@@ -44,7 +44,7 @@ class HorizontalFlip(SpecModel):
 
 
 class RandomResizedCrop(SpecModel):
-    """Cut out a part of an image that has the aspect of the whole, and scale it to the patch grid of the whole."""
+    """Cut out a part of an image with the aspect ratio of the whole, and scale it to the patch grid of the whole."""
 
     kind: Literal["random_resized_crop"]
     """Selects this transform."""
@@ -63,18 +63,18 @@ OptionInteger = Annotated[StrictInt, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 
 class ColorJitter(SpecModel):
-    """Change brightness, contrast, saturation and, by choice, hue of an image, in this order."""
+    """Change brightness, contrast, saturation and, if wanted, hue of an image, in this order."""
 
     kind: Literal["color_jitter"]
     """Selects this transform."""
     brightness: DecimalString = "0.2"
-    """Values are multiplied by a factor that is at most so far from 1."""
+    """Values are multiplied by a factor that differs from 1 by at most this."""
     contrast: DecimalString = "0.2"
-    """Differences from the mean grey of the image are multiplied by a factor that is at most so far from 1."""
+    """Differences from the mean grey of the image are multiplied by a factor that differs from 1 by at most this."""
     saturation: DecimalString = "0.2"
-    """Differences from the grey of a pixel are multiplied by a factor that is at most so far from 1."""
+    """Differences from the grey of a pixel are multiplied by a factor that differs from 1 by at most this."""
     hue: DecimalString | None = None
-    """Hues are turned by at most such a share of a whole turn, up to 0.5. By default they stay."""
+    """Hues are turned by at most this share of a whole turn, up to 0.5. By default they do not change."""
 
     @field_validator("hue")
     @classmethod
@@ -119,7 +119,8 @@ class Interpolation(StrEnum):
 
 
 class RandAugment(SpecModel):
-    """Apply some of 14 operations, drawn alike for each image, with one magnitude for all (arXiv 1909.13719).
+    """Apply some of 14 operations, drawn for each image with equal probabilities, all with one magnitude (arXiv
+    1909.13719).
 
     Operations and magnitudes are those of torchvision's RandAugment: identity, shears, translations, rotation,
     brightness, color, contrast, sharpness, posterize, solarize, autocontrast, equalize.
@@ -130,13 +131,13 @@ class RandAugment(SpecModel):
     num_ops: Annotated[int, Field(ge=1, le=MOST_OPS)] = 2
     """Operations that are applied, one after the other; the same one may be drawn again."""
     magnitude: Annotated[int, Field(ge=0, lt=MOST_BINS)] = 9
-    """How strong they are, from 0, less than `num_magnitude_bins`. Signs are drawn."""
+    """How strong the operations are: from 0 to less than `num_magnitude_bins`. Signs are drawn."""
     num_magnitude_bins: Annotated[int, Field(ge=2, le=MOST_BINS)] = 31
     """Number of magnitudes, evenly spread from none to the strongest."""
     interpolation: Interpolation = Interpolation.NEAREST
-    """How colours are found where an image is sheared, shifted or rotated."""
+    """How colours are found when an image is sheared, shifted or rotated."""
     fill: Annotated[tuple[Colour, Colour, Colour], OF_JSON] = (0, 0, 0)
-    """Red, green and blue of what then comes from outside the image."""
+    """Red, green and blue of areas outside the original image."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -159,7 +160,7 @@ class InstalledTransform(SpecModel):
     version: Version
     """Version of the package that has it."""
     options: Options | None = None
-    """What the transform is given: booleans, integers and texts by their names. A fraction is written as text."""
+    """What the transform gets: booleans, integers and texts by their names. Write a fraction as text."""
 
     def key(self) -> str:
         """What tells transforms apart, in one line: a name has neither `=` nor space."""
@@ -168,7 +169,8 @@ class InstalledTransform(SpecModel):
 
 
 class InstalledPixels(InstalledTransform):
-    """A transform of pixels that users install; servers need it, and the flag `--transform` of `dataserver serve`."""
+    """A transform of pixels that users install. Servers must have it installed and permitted by the flag `--transform`
+    of `dataserver serve`."""
 
     kind: Literal["installed"]
     """Selects this transform."""

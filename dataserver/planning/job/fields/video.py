@@ -35,7 +35,7 @@ class FrameRule(StrEnum):
 
 
 class Timestamps(SpecModel):
-    """Tokens of text around each group of frames: its time in seconds, with a digit behind the point."""
+    """Tokens of text around each group of frames: its time in seconds, with one digit after the point."""
 
     before: Ids = ()
     """Before the seconds."""
@@ -44,9 +44,9 @@ class Timestamps(SpecModel):
     point: Ids
     """Between seconds and tenths."""
     after: Ids
-    """Behind the tenths, before the embeddings of the group."""
+    """After the tenths, before the embeddings of the group."""
     end: Ids = ()
-    """Behind the embeddings of the group."""
+    """After the embeddings of the group."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -75,29 +75,29 @@ class VideoSizing(SpecModel):
     rule: FrameRule = FrameRule.QWEN
     """Which frames are read."""
     fps: DecimalString | None = None
-    """Not with `uniform`: frames for each second, with at most three digits after the point; by default 2."""
+    """Not with `uniform`: frames per second, with at most three digits after the point; by default 2."""
     min_frames: Annotated[int, Field(ge=1, le=MAX_SAMPLED_FRAMES)] | None = None
-    """Not with `uniform`: a short video has so many frames, if it holds so many; by default 4."""
+    """Not with `uniform`: fewest frames of a video, if it has so many; by default 4."""
     max_frames: Annotated[int, Field(ge=1, le=MAX_SAMPLED_FRAMES)] = _QWEN_FRAMES[1]
-    """A long video has no more frames than this; with `uniform` every video has so many, if it holds so many."""
+    """Most frames of a video; with `uniform` the number of frames of every video, if it has so many."""
     min_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = 128 * 28 * 28
-    """Smaller frames are enlarged to so many pixels; `size.shortest_edge` of video_preprocessor_config.json. With
-    `qwen3` all frames of a video together are; by default 4,096."""
+    """Smaller frames are enlarged to this number of pixels; `size.shortest_edge` of video_preprocessor_config.json.
+    With `qwen3` it is the number for all frames of a video together, by default 4,096."""
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = 768 * 28 * 28
-    """Larger frames are scaled down to so many pixels; `size.longest_edge` of video_preprocessor_config.json. With
-    `qwen3` all frames of a video together are; by default 25,165,824."""
+    """Larger frames are scaled down to this number of pixels; `size.longest_edge` of video_preprocessor_config.json.
+    With `qwen3` it is the number for all frames of a video together, by default 25,165,824."""
     max_frame_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Only with `qwen3`: most tokens of a frame, whatever the pixels of its video, as `max_video_tokens` with
     `cap_pixels_per_frame`. By default a short video may have large frames."""
     temporal_patch: Annotated[int, Field(ge=1, le=8)] = 2
-    """Frames that a patch spans. The last frame is repeated where too few are left."""
+    """Frames that a patch spans. If too few are left, the last frame is repeated."""
     positions_per_second: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Of `rotary_positions`: steps of a second along the axis of time, as `tokens_per_second` of Qwen2.5-VL, which is
-    2. By default each `temporal_patch` frames are a step (Qwen2-VL)."""
+    """Steps per second along the time axis of `rotary_positions`, like `tokens_per_second` of Qwen2.5-VL, which is 2.
+    By default every `temporal_patch` frames are one step (Qwen2-VL)."""
     timestamps: Timestamps | None = None
     """Only with `qwen3`: the text around each group of frames, as Qwen3-VL's processor writes it; each group then has
-    the positions of an image. A server fills it in where conversations leave `template` to it and the tokenizer's
-    folder has that processor. By default groups follow each other without text."""
+    the positions of an image. A server fills it in if conversations leave `template` to it and the tokenizer's folder
+    has that processor. By default groups follow each other without text."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,7 +18,7 @@ class WeightPiece(SpecModel):
     from_step: Natural
     """First step with this weight."""
     weight: DecimalString
-    """As a weight that never changes; 0 takes no samples of the dataset."""
+    """Like a weight that never changes; with 0 no samples of the dataset are read."""
 
 
 def _kind(value: Any) -> str:

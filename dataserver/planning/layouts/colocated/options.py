@@ -19,9 +19,9 @@ from dataserver.planning.job.fields import (
 class ColocatedOptions(BackboneOptions):
     """Every rank runs every module, one phase after the other, each with an arrangement of its own (OrchMLLM).
 
-    The `memory` of a module bounds each of its microbatches. What encoders (and, before generators, the backbone) keep
-    of all their microbatches until their backward phase is bounded by `step_bytes`, for which a step is cut into rounds
-    of all phases; without it, it is to be computed again, or left out of `budget_bytes`.
+    The `memory` of a module limits each of its microbatches. Encoders (and, before generators, the backbone) hold
+    activations of all their microbatches until their backward phase. `step_bytes` limits these: a larger step is cut
+    into rounds of all phases. Without `step_bytes`, recompute them, or leave room for them in `budget_bytes`.
     """
 
     kind: Literal["colocated"]

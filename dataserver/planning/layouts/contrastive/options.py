@@ -29,19 +29,21 @@ class ContrastiveSchedule(StrEnum):
 
 
 class ContrastiveOptions(LayoutOptions):
-    """Towers side by side on devices of their own, whose features meet in one loss for each contrastive batch."""
+    """Towers at the same time, each on its own devices, with one loss over their features for each contrastive
+    batch."""
 
     kind: Literal["contrastive"]
     """Selects the contrastive layout."""
     schedule: ContrastiveSchedule = ContrastiveSchedule.DISTMM_PIPE
-    """What the stages of a tower do around the barrier. `distmm_pipe` is taken in steps where memory holds it and where
-    the simulator finds it faster than `batch_sync`; the plan says which."""
+    """What the stages of a tower do while they wait for the loss. `distmm_pipe` is used in steps in which memory allows
+    it and the simulator finds it faster than `batch_sync`; the plan says which was used."""
     microbatches: Annotated[int, Field(ge=1, le=65536)] = 1
     """Microbatches of each rank for one contrastive batch."""
     extra_in_flight: ExtraInFlight = 0
     """Microbatches that each stage but the last may hold beyond those that `distmm_pipe` needs, within its memory."""
     interaction_ns: Natural = 0
-    """Time of a contrastive batch's interaction, forward and backward, gathering of features included."""
+    """Nanoseconds that the loss of a contrastive batch takes, forward and backward, including the gathering of
+    features."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -39,14 +39,14 @@ class Exchange(SpecModel):
     degree: Annotated[int, Field(ge=2, le=65536)]
     """Ranks of the group, a power of two."""
     unit_ps: Natural
-    """Picoseconds for each token of a rank, forward and backward together. Half of them where no backward is run."""
+    """Picoseconds for each token of a rank, forward and backward together. If there is no backward, half of this."""
 
 
 class GroupedOptions(WaveOptions):
     """Backbone ranks that share sequences, in groups chosen for each microbatch (FlexSP, arXiv 2412.01523).
 
-    The backbone's `dp` counts all devices, its `memory` says how many tokens each of them holds. Encoders and
-    generators stand beside it, on devices of their own.
+    The backbone's `dp` counts all its devices, and its `memory` says how many tokens each of them holds. Encoders and
+    generators have their own devices.
     """
 
     kind: Literal["grouped"]
@@ -54,16 +54,16 @@ class GroupedOptions(WaveOptions):
     policy: GroupPolicy = GroupPolicy.SEARCH
     """How each microbatch's groups of ranks are chosen."""
     min_degree: Annotated[int, Field(ge=1, le=65536)] = 1
-    """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused, and
-    needs larger ones: 128 ranks can have groups of 1 to 128, 256 ranks of 1 to 8, but not of 1 to 16."""
+    """Ranks of the smallest group, a power of two. A job with more than 50,000 ways to group its ranks is refused and
+    needs a larger value: 128 ranks can have groups of 1 to 128, but 256 ranks only groups of 1 to 8, not of 1 to 16."""
     max_degree: Annotated[int, Field(ge=1, le=65536)]
     """Ranks of the largest group, a power of two that divides the backbone's `dp`, and its heads."""
     heads: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Heads of the backbone's keys and values, dealt evenly to the ranks of a group; as many as of queries,
-    where these do not share them. By default those of the model that the backbone's cost names. A job that says
-    neither is taken as it is, and refused by a trainer whose model cannot be divided."""
+    """Number of key and value heads of the backbone, which are divided evenly among the ranks of a group; without
+    shared heads it is the number of query heads. By default that of the model that the backbone's cost names. If the
+    job states neither, servers accept it, and a trainer refuses it if its model cannot be divided."""
     exchange: tuple[Exchange, ...] = ()
-    """One for each power of two from `min_degree`, but at least 2, to `max_degree`."""
+    """One entry for each power of two from `min_degree` (but at least 2) to `max_degree`."""
 
     @property
     def group_degrees(self) -> tuple[int, ...]:

@@ -9,16 +9,16 @@ from dataserver.planning.job.fields import ExecutionParts, ModuleKind, Schedule,
 
 
 class PipelinedOptions(WaveOptions):
-    """Modules on devices of their own: encoders feed the backbone, the backbone feeds generators, wave by wave."""
+    """Each module has its own devices: encoders feed the backbone, and the backbone feeds generators, wave by wave."""
 
     kind: Literal["pipelined"] = "pipelined"
     """Selects the pipelined layout."""
     chunks: Annotated[int, Field(ge=1, le=64)] = 1
-    """Model chunks in each backbone stage; more than one with the schedule `interleaved`, and only there. They shorten
-    the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""
+    """Model chunks in each backbone stage; more than one only with the schedule `interleaved`, which needs them. They
+    shorten the start and the end of a step with several stages; a backbone of one stage (`pp` 1) gains nothing."""
     fewest_microbatches: bool | None = None
-    """Whether a step has as few microbatches as its samples and memory need, for trainers that run a fixed number of
-    them, or pad each to `seq_len`. By default plans choose how many."""
+    """Whether a step has as few microbatches as its samples and memory need. For trainers that run a fixed number of
+    microbatches, or pad each one to `seq_len`. By default plans choose the number."""
 
     @property
     def num_chunks(self) -> int:
