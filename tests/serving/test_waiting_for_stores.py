@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,15 @@ import grpc
 import pytest
 from benchmarks.range_server import State
 from disttrain.v1 import data_service_pb2 as pb
-from serving.harness import index, job_data, receive, running
+from serving.harness import Running, index, job_data, receive, running
 from shards import write_pairs
 from stores import no_stores, stores
 
 from dataserver.assembly import Coming, UnreadableError
-from dataserver.dataset import BLOCKS
-from dataserver.dataset.storage import buckets
+from dataserver.dataset import BLOCKS, ShardReadError
+from dataserver.dataset.storage import buckets, retries
 from dataserver.dataset.storage.clients import UnavailableError
+from dataserver.planning.stream.sliding import PARTS
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.assembly import Assembly
 from dataserver.tracing import opened
@@ -218,3 +220,37 @@ def test_a_store_that_hangs_holds_no_stream_of_others_up(
             stream.cancel()
             with pytest.raises(grpc.RpcError, match="ancelled"):
                 next(stream)
+
+
+def test_what_a_store_gave_up_is_served_when_its_blocks_have_come(
+    stores: tuple[State, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others read the blocks, once the store answers again: the error of before is nobody's any more."""
+    monkeypatch.setattr(retries, "PATIENCE_S", 0.5)
+    state, folder = stores[0], index(write_pairs(tmp_path / "pairs", 8, 4))
+    state.put_folder("/bucket/laion", folder)
+    url = index(Path("s3://bucket/laion"))
+    data = job_data(datasets=[{"name": "pairs"}], end={"epochs": 1})
+
+    def images(server: Running) -> list[tuple[bytes, bytes]]:
+        request = pb.StreamMicrobatchesRequest(job_id=server.create(data).job_id, module="vit")
+        return receive(server.stub.StreamMicrobatches(request, timeout=WAIT_S)).blob()
+
+    with running({"pairs": folder}) as server:
+        undisturbed = images(server)
+    BLOCKS.forget()
+    with running({"pairs": url}) as server:
+        state.always = "503"
+        with pytest.raises(grpc.RpcError, match="given up"):
+            images(server)
+        state.always = ""
+        dataset = server.catalog.datasets["pairs"]
+        keys = [key for shard in range(len(dataset.shards)) for key, _ in dataset.blocks(shard, 0, PARTS)]
+        assert keys
+        until = time.monotonic() + WAIT_S
+        while not all(key in BLOCKS.held for key in keys) and time.monotonic() < until:
+            with suppress(ShardReadError):  # it is not asked at once
+                for shard in dataset.shards:
+                    dataset.read(shard.image(0, 0))
+            time.sleep(0.05)
+        assert images(server) == undisturbed

@@ -166,8 +166,8 @@ class Blocks:
 
     def coming(self, pieces: Sequence[Piece]) -> "list[Future[bytes]]":
         """What is read ahead of pieces and is not here: on its way, or failed since they were last read ahead."""
-        found = [self._ahead.coming(piece) for piece in self._parts(pieces)]
-        return [future for future in found if future is not None]
+        found = [(piece, self._ahead.coming(piece)) for piece in self._parts(pieces)]
+        return [future for piece, future in found if future is not None and not self._has(piece)]
 
     def _parts(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Pieces as they are asked for: where blocks have owners, none lies in two of them."""

@@ -59,11 +59,17 @@ class PiecesAhead:
 
 def waited_for(piece: Piece, future: "Future[bytes] | None") -> bytes | None:
     """A piece that was taken, once it is here; None where it was not read ahead, or where that failed."""
-    try:
-        return None if future is None else future.result()
-    except (CancelledError, OSError) as error:
-        _log.debug("%s is read again: %s", piece.info.key, error)
+    if future is None:
         return None
+    error: BaseException | None
+    try:
+        error = future.exception()
+    except CancelledError:
+        error = OSError("it was cancelled")
+    if not isinstance(error, OSError):
+        return future.result()
+    _log.debug("%s is read again: %s", piece.info.key, error)  # not raised: its trace would hold what callers hold
+    return None
 
 
 def _is_here(future: "Future[bytes]") -> bool:
