@@ -106,10 +106,9 @@ class ReadAhead:
 
     def _begin_telling(self, now: float) -> None:
         if self._tell_at <= now and not self._is_telling:
-            self._is_telling = True
             self._tell_at = now + AGAIN_S
             with within(None):  # it is for steps to come
-                _threads.submit(self._tell_latest)
+                self._is_telling = not _threads.submit(self._tell_latest).cancelled()
 
     def _tell_latest(self) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from jobs.test_planner import index, planner
 from shards import write_pairs
 from stores import no_stores, stores  # noqa: F401  fixtures
 
-from dataserver.dataset import BLOCKS, Blocks, Dataset
+from dataserver.dataset import BLOCKS, Blocks, Dataset, IoThreads
 from dataserver.jobs.read_ahead import AGAIN_S, LATE, READERS, ReadAhead
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS
@@ -144,6 +144,25 @@ def test_a_long_step_is_told_again_before_it_is_forgotten(order: StreamOrder, mo
         ahead.reach(3)
         settled(ahead)
         assert len(recording.told) == told
+
+
+def test_what_could_not_be_told_for_want_of_threads_is_told_later(
+    order: StreamOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording()
+    monkeypatch.setattr("dataserver.jobs.read_ahead._threads", IoThreads(1, "test"))
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        ahead = follow(order, recording)
+        ahead.reach(0)
+    assert recording.told == []
+    ahead.reach(1)
+    settled(ahead)
+    assert len(recording.told) == 1
 
 
 def test_two_readers_of_a_job_are_followed_and_one_call_waits(order: StreamOrder) -> None:

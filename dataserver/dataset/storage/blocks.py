@@ -248,8 +248,9 @@ class Blocks:
                 return False
             self._loading.add(key)
         with within(None):  # blocks serve many steps: whose turn it is now is not who waits for them
-            loaders.submit(self._load, source, key)
-        return True
+            loading = loaders.submit(self._load, source, key)
+        loading.add_done_callback(lambda _: self._loaded(key))
+        return not loading.cancelled()
 
     def _load(self, source: Source, key: BlockKey) -> None:
         try:
@@ -266,8 +267,6 @@ class Blocks:
             _log.debug("block %d of %s/%s cannot be read: %s", key.number, key.store, key.info.key, error)
         except Exception:  # nobody asks for what came of it
             _log.exception("block %d of %s/%s cannot be read", key.number, key.store, key.info.key)
-        finally:
-            self._loaded(key)
 
     def _read_and_hold(self, key: BlockKey, source: Source) -> bytes:
         data = self.held.read(key, 0, key.num_bytes)

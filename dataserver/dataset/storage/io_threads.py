@@ -1,5 +1,6 @@
 """Threads that wait for stores. They end when they are idle, and with the process, whatever is queued then."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ IDLE_S: Final = 1.0
 
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
+_log = logging.getLogger(__name__)
 
 
 class IoThreads:
@@ -26,6 +28,8 @@ class IoThreads:
         self._changed = threading.Condition()
         self._num_threads = 0
         self._num_idle = 0
+        self._is_short = False
+        """Whether a thread could not be started, the last time that one was wanted."""
 
     @property
     def num_waiting(self) -> int:
@@ -33,17 +37,33 @@ class IoThreads:
         return len(self._tasks)
 
     def submit(self, function: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> "Future[Result]":
-        """Call a function in one of the threads."""
+        """Call a function in one of the threads; where there is none and none can be started, the call is cancelled."""
         future: Future[Result] = Future()
         task = future, carried(lambda: function(*given, **named))
         with self._changed:
             self._tasks.append(task)
             if len(self._tasks) > self._num_idle and self._num_threads < self._most:
-                self._num_threads += 1
-                threading.Thread(target=self._run, name=self._name).start()
+                self._start_thread()
             else:
                 self._changed.notify()
+            has_threads = self._num_threads > 0
+            if not has_threads:
+                self._tasks.pop()
+        if not has_threads:
+            future.cancel()  # without the lock: callbacks run here
         return future
+
+    def _start_thread(self) -> None:
+        """Start another thread, where the system gives one; the lock is held."""
+        try:
+            threading.Thread(target=self._run, name=self._name).start()
+        except RuntimeError as error:
+            if not self._is_short:
+                _log.warning("no further thread can be started for %s: %s", self._name, error)
+            self._is_short = True
+        else:
+            self._num_threads += 1
+            self._is_short = False
 
     def _run(self) -> None:
         while (task := self._next()) is not None:

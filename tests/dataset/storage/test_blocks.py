@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -211,8 +212,12 @@ def test_a_block_that_nobody_needs_any_more_is_not_read(monkeypatch: pytest.Monk
     store, blocks = Store(), Blocks()
     blocks.configure(BLOCK_BYTES)
     begun: list[Callable[[], object]] = []
-    loaders = blocks._loaders.of(store.name)
-    monkeypatch.setattr(loaders, "submit", lambda function, *given: begun.append(partial(function, *given)))
+
+    def submit(function: Callable[..., object], *given: object) -> "Future[object]":
+        begun.append(partial(function, *given))
+        return Future()
+
+    monkeypatch.setattr(blocks._loaders.of(store.name), "submit", submit)
     for number in (0, 1):
         blocks.need("job", [(tail_key(number), store)])
     for load in begun:
