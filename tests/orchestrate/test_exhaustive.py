@@ -73,6 +73,7 @@ def test_solvers_with_several_encoders_equal_exhaustive_search() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", SEARCHES)
 def test_all_solvers_with_several_encoders_equal_exhaustive_search(layout: str) -> None:
     assert equal_with_several_encoders(layout, range(100)) >= {2, 3}
@@ -88,6 +89,7 @@ def test_solvers_of_towers_equal_exhaustive_search(layout: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", SEARCHES)
 def test_solvers_equal_exhaustive_search_up_to_64_gpus(layout: str) -> None:
     found = [equal(layout, random_problem(seed, 64), SEARCHES[layout]) for seed in range(1000, 1300)]
@@ -95,6 +97,7 @@ def test_solvers_equal_exhaustive_search_up_to_64_gpus(layout: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("layout", SEARCHES_OF_TOWERS)
 def test_solvers_of_towers_equal_exhaustive_search_up_to_64_gpus(layout: str) -> None:
     found = [equal(layout, random_towers(seed, 64), SEARCHES_OF_TOWERS[layout]) for seed in range(1000, 1300)]
