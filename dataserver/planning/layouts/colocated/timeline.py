@@ -115,7 +115,16 @@ def _forward_bound(items: ModuleItems, microbatches: int) -> int:
     """Forward time that the slowest rank of no arrangement falls below."""
     module, slots, count = items.module, items.slots, items.module.dp * microbatches
     bound = lower_bound(items.loads, module.dp, None if slots is None else slots * microbatches)
-    if module.padded:  # the least possible maximum of a single microbatch
+    if module.padded and not _evenly_within(items, count, bound):  # the least possible maximum of a single microbatch
         batch = padded(items.loads, count, slots, items.budget())
         bound = max(bound, int(bin_totals(items.loads, batch, count, padded=True).max()))
     return microbatches * module.cost.microbatch_ns + bound
+
+
+def _evenly_within(items: ModuleItems, count: int, bound: int) -> bool:
+    """Whether any items, equally many in each of so many microbatches, have memory and take no longer than a bound:
+    then the least possible maximum of a padded microbatch is no larger, and need not be searched for."""
+    each, budget = -(-len(items.loads) // count), items.budget()
+    return each * int(items.loads.max(initial=0)) <= bound and (
+        budget is None or each * int(budget.need.max(initial=0)) <= budget.cap
+    )

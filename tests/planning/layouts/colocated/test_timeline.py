@@ -1,15 +1,20 @@
 """The time of phases with barriers, against drawn cases and a slow reference."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pytest
 from builders.colocated import colocated_job, colocated_steps, samples_of
 from hypothesis import given, settings
+from planning.scattered import numbers
 
 from dataserver.planning import I64
 from dataserver.planning.costs.model import backward_ns
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job
+from dataserver.planning.layouts.colocated import timeline as timelines
+from dataserver.planning.layouts.colocated.items import ModuleItems
 from dataserver.planning.layouts.colocated.programs import schedules, step_phases
 from dataserver.planning.layouts.colocated.timeline import run_phases
 from dataserver.planning.plan.expectation import microbatch_loads
@@ -236,3 +241,45 @@ def test_the_bound_of_padded_sequences_counts_full_microbatches() -> None:
     plan = plan_step(job, 0, replace(samples, tokens=tokens))
     assert explain(job, plan).bound_ns == 2 * 9 + 2 * 2 * 9
     assert timeline(job.spec, plan).makespan_ns == 3 * (2 * 9 + 2 * 1)
+
+
+def padded_items(sizes: I64, loads: I64, units: int) -> ModuleItems:
+    """Items of a padded encoder of two ranks, each with memory for so many units."""
+    memory = {"budget_bytes": units * 10, "unit_bytes": 10}
+    spec = [{**m, "memory": memory, "padded": m["name"] == "vit"} for m in modules("encoder", "backbone")]
+    job = colocated_job(spec, generation={"ratio": "0"}, packing={"enabled": False})
+    zeros = np.zeros(len(sizes), np.int64)
+    (encoder,) = job.spec.execution.of_kind(ModuleKind.ENCODER)
+    return ModuleItems(encoder, np.arange(len(sizes)), sizes, loads, zeros, zeros, None)
+
+
+def test_the_bound_of_padded_items_is_the_same_where_no_least_maximum_is_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = [numbers(seed, 30, 1, 40) for seed in range(4)]
+    cases = [(padded_items(of, of**2 * 100, 10_000), number) for of in sizes for number in (1, 2, 3, 5, 10, 40)]
+    searched, padded = list[object](), timelines.padded
+
+    def counted(*arguments: Any) -> I64:
+        searched.append(arguments)
+        return padded(*arguments)
+
+    monkeypatch.setattr(timelines, "padded", counted)
+    found = [timelines._forward_bound(*case) for case in cases]
+    assert 4 <= len(searched) <= 12
+    monkeypatch.setattr(timelines, "_evenly_within", lambda *_: False)
+    assert found == [timelines._forward_bound(*case) for case in cases]
+
+
+def test_a_padded_microbatch_that_memory_makes_longer_than_the_mean_of_ranks_is_the_bound() -> None:
+    """Each of three large items fills a microbatch, and the nine others are in the fourth one."""
+    sizes, loads = np.repeat([10, 1], [3, 9]), np.repeat([100, 60], [3, 9])
+    assert timelines._forward_bound(padded_items(sizes, loads, 10), 2) == 9 * 60
+    assert timelines._forward_bound(padded_items(sizes, loads, 30), 2) == (3 * 100 + 9 * 60) // 2
+
+
+def test_nothing_is_searched_for_where_microbatches_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of many microbatches takes longer than any one of them: bounds of these are asked for again and again."""
+    monkeypatch.setattr(timelines, "padded", None)
+    sizes = numbers(1, 300, 1, 40)
+    assert timelines._forward_bound(padded_items(sizes, sizes * 100, 10_000), 50) > 0
