@@ -16,11 +16,11 @@ from dataserver.planning.layouts.colocated.programs import schedules
 from dataserver.planning.layouts.colocated.rounds import StepRounds, arrange_step
 from dataserver.planning.layouts.colocated.timeline import bound_ns, timeline
 from dataserver.planning.layouts.interface import PlannedTimeline
-from dataserver.planning.layouts.shared.candidates import ranked, shown
+from dataserver.planning.layouts.shared.candidates import fastest, ranked, shown
 from dataserver.planning.plan.arranging import arrange_and_route, arrange_samples, images_beside, module_images
 from dataserver.planning.plan.naming import sample_name
 from dataserver.planning.plan.placement import in_order
-from dataserver.planning.plan.plan import ArrangedStep, Arrangement, Routing, StepPlan, make_plan
+from dataserver.planning.plan.plan import ArrangedStep, Arrangement, Candidate, Routing, StepPlan, make_plan
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError, SampleTooLargeError
 
@@ -52,14 +52,20 @@ def plan(job: Job, step: int, samples: StepSamples) -> StepPlan:
     """
     _check_budget(job.spec, samples)
     arranged, fewest = arrange_step(job, samples)
-    candidates = _candidates(job, samples, arranged)
-    fitting = candidates[0]
+    fitting, *others = _candidates(job, samples, arranged)
+    best, compared = fitting, [_in_short(c) for c in (fitting, *others)]
     if job.spec.execution.plan_version >= MORE_SINCE:
-        candidates = ranked([*candidates, *_with_more_microbatches(job, samples, fitting)])
-    best = candidates[0]
+        for found in _with_more_microbatches(job, samples, fitting):
+            best = fastest([best, found])
+            compared.append(_in_short(found))
     fits = fitting.rounds.num_microbatches, fitting.makespan_ns
     said = decisions(job.spec, best.rounds, best.plan, best.planned, fewest, fits)
-    return replace(make_plan(job, step, best.plan), candidates=shown(candidates), decisions=said)
+    return replace(make_plan(job, step, best.plan), candidates=shown(ranked(compared)), decisions=said)
+
+
+def _in_short(found: _CandidatePlan) -> Candidate:
+    """What a plan shows of one that was compared: of many numbers of microbatches the others are not held whole."""
+    return Candidate(found.name, found.makespan_ns)
 
 
 def _candidates(job: Job, samples: StepSamples, rounds: StepRounds, number: int | None = None) -> list[_CandidatePlan]:

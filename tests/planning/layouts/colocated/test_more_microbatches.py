@@ -1,7 +1,9 @@
 """Where memory is stated, a colocated step is also tried in more and smaller microbatches than it asks for."""
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from builders.jobs import in_version
@@ -128,3 +130,24 @@ def test_more_than_a_step_may_have_refuses_nothing(monkeypatch: pytest.MonkeyPat
     assert [count for _, count in numbers] == [old.num_microbatches, 0]
     assert (plan.num_microbatches, makespan(job, plan)) == (old.num_microbatches, makespan(job, old))
     assert plan.candidates == old.candidates
+
+
+def test_plans_that_are_not_chosen_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many numbers are tried: each plan has arrays of all ranks and microbatches."""
+    made, held, candidate = list[Any](), list[int](), planner._candidate
+
+    def recorded(*arguments: Any) -> Any:
+        found = candidate(*arguments)
+        made.append(weakref.ref(found.planned.timeline.start_ns))
+        held.append(sum(one() is not None for one in made))
+        return found
+
+    job, samples, _ = max(steps(memory=True), key=lambda step: len(step[1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "bound_ns", lambda *_: -1)
+        patch.setattr(planner, "_candidate", recorded)
+        # as if more microbatches were always faster
+        patch.setattr(planner._CandidatePlan, "makespan_ns", property(lambda of: 1_000 - of.rounds.num_microbatches))
+        plan = planner.plan(job, 3, samples)
+    assert len(plan.candidates) == len(made) > 12
+    assert max(held) <= 6
