@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders.jobs import in_version, job_data
 from builders.samples import make_samples
+from planning.scattered import digest, numbers
 
 from dataserver.planning import computing_on
 from dataserver.planning.job.fields import BalancePolicy
@@ -72,6 +73,24 @@ def test_a_race_places_every_sequence_once_and_the_same_each_time() -> None:
     assert again is not None
     assert all(np.array_equal(getattr(one, f), getattr(again, f)) for f in ("rank", "wave", "slot"))
     assert sorted(zip(one.rank.tolist(), one.wave.tolist(), strict=True)) == [(r, w) for r in (0, 1) for w in range(48)]
+
+
+@pytest.mark.parametrize(
+    ("waves", "dp", "expected"),
+    [
+        (32, 1, "f49d7b9231d6866f"),
+        (64, 1, "77fe5bfbe28681c8"),
+        (64, 3, "22108c9e107b0cd2"),
+        (100, 2, "64399a1d8b63d5cf"),
+    ],
+)
+def test_golden_races(waves: int, dp: int, expected: str) -> None:
+    """What a race finds is a part of plan_version 8: where this fails, plans of that version have changed."""
+    own = np.concatenate([numbers(waves + dp, (3, dp * waves), 4_000, 24_000), np.zeros((3, 1), np.int64)], axis=1)
+    problem = replace(long_ranks(0, waves, dp), own=own, way=own[:, :-1].copy())
+    found = raced(problem, 5, start_of(problem))
+    assert found is not None
+    assert digest([found.rank.tolist(), found.wave.tolist(), found.slot.tolist()]) == expected
 
 
 def test_all_searches_of_a_race_share_five_eighths_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
