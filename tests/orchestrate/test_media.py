@@ -94,6 +94,43 @@ def test_tiles_are_simulated_with_the_tokens_that_servers_plan() -> None:
     assert set(samples.patches.tolist()) == set(expected)
 
 
+TOLD = {"video": {"rule": "qwen3", "timestamps": {"digits": [*range(48, 58)], "point": [46], "after": [62]}}}
+"""Sizing of videos whose frames have their times before them."""
+
+
+def test_videos_with_timestamps_are_simulated_with_the_tokens_that_servers_plan() -> None:
+    """Six groups of 16 patches, and 30 tokens of their times."""
+    sizing = Sizing.model_validate(TOLD)
+    told = SampleSize(1, 10, (16, 96), (4, 24 + 30), (Modality.IMAGE, Modality.VIDEO), (1, 6))
+    sizes, stream = [told, SampleSize(1, 10, (16,))], Stream(8, 512, packed=False, sizing=sizing)
+    found = Problem((EYES, FILMS, BACKBONE), cluster("h100", 4, 4), workload(sizes, stream), max_tp=1)
+    assert found.workload.load(BACKBONE).largest == 2 + (4 + 2) + (54 + 2) + 10
+    planned, samples = drawn(found)
+    assert set(samples.tokens.tolist()) == {2 + (4 + 2) + (54 + 2) + 10, 2 + (4 + 2) + 10}
+    assert set(item_marks(samples, planned.sizing)[samples.image_modality == VIDEO].tolist()) == {30}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "`image_tokens` of each item are required where `sizing` has timestamps"),
+        ({"image_tokens": [4, 23]}, "`image_tokens` has 23 for a video of 96 patches, which has 24 embeddings"),
+        ({"image_tokens": [3, 24]}, None),
+    ],
+)
+def test_videos_are_refused_without_the_tokens_of_their_timestamps(
+    tmp_path: Path, change: dict[str, list[int]], said: str | None
+) -> None:
+    file = tmp_path / "sizes.json"
+    sample = {"text_tokens": 10, "patches": [16, 96], "modality": ["image", "video"], "groups": [1, 6], **change}
+    file.write_text(json.dumps({"sizing": TOLD, "samples": [sample, {"text_tokens": 10, "patches": [16]}]}))
+    if said is None:
+        assert read_sizes(file).samples[0].image_tokens == (3, 24)
+        return
+    with pytest.raises(WorkloadError, match=said):
+        read_sizes(file)
+
+
 def test_documents_are_generated_as_servers_draw_them() -> None:
     """Any image with text before it is the target, and what is read is what stands before that."""
     size = SampleSize(1, 60, (16, 64, 16), image_texts=(0, 20, 40))

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from dataserver.planning.job.fields import AudioSizing, Modality, Sizing, TextError, describe, parse_yaml
-from dataserver.planning.stream.item_sizes import has_timestamps
+from dataserver.planning.stream.item_sizes import audio_sizing, has_timestamps
 from dataserver.planning.stream.tiles import LAYOUT
 
 MAX_COUNT: Final = 1 << 40
@@ -101,13 +101,27 @@ def read_sizes(path: Path) -> Sizes:
             f"{path}: `layouts` of each item are required where `sizing` has tiles, and there alone; let `dataserver "
             "sizes --job` write the file"
         )
-    uncounted = any(Modality.VIDEO in size.modality and not size.image_tokens for size in samples)
-    if uncounted and sizing is not None and has_timestamps(sizing):
+    if sizing is not None and has_timestamps(sizing):
+        _check_timestamps(samples, sizing, path)
+    return Sizes(samples, sizing)
+
+
+def _check_timestamps(samples: Sequence[SampleSize], sizing: Sizing, path: Path) -> None:
+    """Refuse videos without the tokens of their timestamps: with none stated, or fewer than they have embeddings."""
+    of_videos = [size for size in samples if Modality.VIDEO in size.modality]
+    if any(not size.image_tokens for size in of_videos):
         raise WorkloadError(
             f"{path}: `image_tokens` of each item are required where `sizing` has timestamps and a sample has videos; "
             "let `dataserver sizes --job` write the file"
         )
-    return Sizes(samples, sizing)
+    items = [item for size in of_videos for item in size.items(sizing.merge, audio_sizing(sizing))]
+    short = [i for i in items if i.modality is Modality.VIDEO and i.tokens < i.rows // sizing.merge**2]
+    if short:
+        raise WorkloadError(
+            f"{path}: `image_tokens` has {short[0].tokens} for a video of {short[0].rows} patches, which has "
+            f"{short[0].rows // sizing.merge**2} embeddings and the tokens of its timestamps; let `dataserver sizes "
+            "--job` write the file"
+        )
 
 
 def _read(path: Path) -> Any:
