@@ -93,7 +93,7 @@ class Sizing(SpecModel):
     without rule and of `naflex`. With the rules `qwen`, `square`, `crop`, `pad` and `tiles` it follows from other
     fields: leave it out."""
     quality: Quality = Quality.FAST
-    """`fast` decodes images at a reduced size if that suffices; `exact` gives the pixels of an image processor."""
+    """`fast` decodes JPEGs at a reduced size if that suffices; `exact` gives the pixels of an image processor."""
     rule: SizingRule | None = None
     """Image processor whose grids are made: `qwen` (Qwen2-VL, 2.5-VL, 3-VL), `naflex` (SigLIP 2), `square` (SigLIP,
     Gemma 3), `crop` (CLIP, LLaVA 1.5), `pad` (LLaVA 1.5 with `do_pad`), `tiles` (LLaVA-OneVision, InternVL, Idefics3,
