@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torch-python", action="append", default=[], help="interpreter of an environment with another torch"
     )
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Let nothing but references keep objects alive."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,9 @@
 """Decoding threads wait for no store: what was asked for is handed to them when it has come."""
 
-import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -133,15 +132,6 @@ def test_a_task_that_waits_for_a_thread_is_cancelled_as_others_are() -> None:
         assert made.settled.wait(WAIT_S)
         going_on.set()
     assert task.runs == 0
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Let nothing but references keep objects alive."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class Asked(Waiting):

@@ -22,8 +22,8 @@ class IoThreads:
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        # No SimpleQueue: up to Python 3.14, its `get` with a timeout may wait without end where another thread takes
-        # what woke it, and the process then never ends.
+        # No SimpleQueue: its `get` with a timeout was seen to wait without end (Python 3.11), where another thread
+        # takes what woke it as the time runs out. The process then never ends.
         self._tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
         self._num_threads = 0

@@ -1,11 +1,10 @@
 """Threads that wait for stores: each task is run once, no more threads than allowed, and all of them end; what they
 hold, and what becomes of tasks where the system gives no thread."""
 
-import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,15 +84,6 @@ class System:
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> System:
     return System(monkeypatch)
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Let nothing but references keep objects alive."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_threads_that_could_not_be_started_count_no_longer(system: System) -> None:

@@ -1,9 +1,10 @@
 """Pieces that were read ahead: what failed holds up nobody once it can be had."""
 
-import gc
 import time
 import weakref
 from concurrent.futures import Future
+
+import pytest
 
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
@@ -45,6 +46,7 @@ def test_what_failed_ahead_is_waited_for_no_longer_once_its_block_is_held() -> N
     assert blocks.read([piece]) == [DATA[5:15]]
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_what_failed_ahead_holds_nothing_of_who_waited_for_it() -> None:
     class Buffer:
         """What a caller holds."""
@@ -55,9 +57,4 @@ def test_what_failed_ahead_holds_nothing_of_who_waited_for_it() -> None:
         assert waited_for(Piece(Store(), INFO, 5, 10), future) is None
         return weakref.ref(buffer)
 
-    gc.collect()
-    gc.disable()
-    try:
-        assert wait()() is None
-    finally:
-        gc.enable()
+    assert wait()() is None
