@@ -51,7 +51,7 @@ class PiecesAhead:
             return future
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all pieces; their requests go on, and nobody takes what they read."""
         with self._lock:
             self._futures.clear()
             self._num_bytes = 0

@@ -91,7 +91,7 @@ def set_complete() -> None:
 
 
 def clear() -> None:
-    """Remove all compiled kernels."""
+    """Remove all compiled kernels from the folder, and leave the folder itself."""
     if (found := folder()) is not None:
         for path in found.iterdir():
             if path.is_dir():

@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """A placement under change."""
+    """Which sequence stands in each slot, and what that takes; a search changes these arrays."""
 
     at: I64
     """int64 [ranks, waves, slots]: the sequence in each slot, -1 for none."""

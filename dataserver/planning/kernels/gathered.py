@@ -10,7 +10,7 @@ from dataserver.planning.kernels.placed import order_of_places
 
 
 class Sizes(NamedTuple):
-    """The fields of `samples.SampleSizes`."""
+    """The fields of `samples.SampleSizes` as arrays that a kernel takes."""
 
     text_tokens: I64
     image_offsets: I64

@@ -1,4 +1,4 @@
-"""Kernels that order microbatches."""
+"""Kernels that order the microbatches of a rank."""
 
 import numpy as np
 

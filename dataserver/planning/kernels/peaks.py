@@ -152,7 +152,7 @@ def _peaks_after(near: I64, size: I64, sent: I64, taken: I64, heaviest: I64, hom
 
 @part
 def _swap(near: I64, size: I64, sent: I64, taken: I64, home: I64, a: int, b: int) -> None:
-    """Carry out a swap."""
+    """Exchange the nodes of `a` and `b`, and bring what each node sends and takes up to date."""
     for transfer in range(len(near)):
         for goes, comes in ((a, b), (b, a)):
             node = home[goes]

@@ -94,7 +94,7 @@ def _order(place: I64, following: I64, order: I64) -> None:
 
 @kernel
 def _in_places(order: I64, rank: I64, microbatch: I64, rows: I64, found: Placed) -> None:
-    """Fill in `found`."""
+    """Fill in `found` for sequences in the order of their microbatches and ranks."""
     position = start = 0
     for i in range(len(order)):
         item = order[i]

@@ -225,7 +225,7 @@ def _fits(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int
 
 @part
 def _exchange(items: Items, bins: Bins, heavy: int, light: int, give: int, take: int) -> None:
-    """Carry out an exchange."""
+    """Carry out an exchange: `give` goes to the light bin, and what `take` points at, if anything, to the heavy one."""
     given = bins.member[give]
     if take < bins.start[light] + bins.held[light]:
         taken = bins.member[take]

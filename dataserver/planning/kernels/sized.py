@@ -99,7 +99,7 @@ def _grids(widths: I64, heights: I64, block: int, limit: int, bit: int, rows: I3
 
 @kernel
 def _image_tokens(offsets: I64, rows: I32, columns: I32, merged: int, extra: int, tokens: I64) -> None:
-    """Fill in `tokens`."""
+    """Fill in `tokens`, the tokens that the images of each sample take, int64 [samples]."""
     for sample in range(len(tokens)):
         count = 0
         for image in range(offsets[sample], offsets[sample + 1]):

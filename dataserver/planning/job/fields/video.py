@@ -50,7 +50,7 @@ class Timestamps(SpecModel):
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Ids of all tokens."""
+        """Ids of all tokens around a timestamp and in it."""
         return *self.before, *self.digits, *self.point, *self.after, *self.end
 
     @property
