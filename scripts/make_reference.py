@@ -148,7 +148,8 @@ def api_page() -> str:
             for index, method in enumerate(service.method):
                 names = [kind.rpartition(".")[2] for kind in (method.input_type, method.output_type)]
                 stream = "stream " * method.server_streaming
-                about = " ".join(comments[(6, number, 2, index)].leading_comments.split())
+                paragraphs = _BLOCKS.split(comments[(6, number, 2, index)].leading_comments.strip())
+                about = "\n\n  ".join(" ".join(text.split()) for text in paragraphs)
                 parts.append(f"- **{method.name}**({names[0]}) returns {stream}{names[1]}: {about}")
             parts.append("")
         for number, message in enumerate(file.message_type):

@@ -1,7 +1,8 @@
 """Memory of a server on this machine, which is mapped instead of receiving bytes: the shared-memory transport.
 
-The server says where it shares memory (`GetServerInfoResponse.memory_socket`, which describes what is said there). One
-connection serves one stream. A block is mapped when it comes, and returned when nothing looks at the microbatch in it.
+The server says where it shares memory (`GetServerInfoResponse.memory_socket`); `SharedBlock` describes the messages.
+One connection serves one stream. A block is mapped when it comes, and returned when nothing looks at the microbatch in
+it.
 
 A fork shares what is mapped here, and nobody knows what it looks at: what is mapped when a process forks is not
 returned, and its bytes stay as they are in both, as those in the process's own memory do.

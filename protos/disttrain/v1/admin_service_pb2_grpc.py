@@ -62,31 +62,33 @@ class AdminServiceServicer(object):
     """
 
     def Drain(self, request, context):
-        """Begins a drain: health turns NOT_SERVING, new streams are refused with DRAINING, open streams end with
-        REASON_DRAINING after the microbatch in hand, then the server exits. Calling it again changes nothing.
+        """Begins a drain. Health turns NOT_SERVING, and new streams are refused with DRAINING. Open streams end with
+        REASON_DRAINING after the microbatch in hand, and then the server exits. Calling it again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """What the server did since it began, and what it holds at present: the numbers of its metrics endpoint, also where that
-        is off. Answers at once. Counters only grow while the server runs; `uptime` falls where it was started again.
+        """Returns what the server has done since it started, and what it holds now. These are the numbers of its metrics
+        endpoint, even if that is off. Answers at once. Counters only grow while the server runs. If `uptime` falls, the
+        server was restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDiagnostics(self, request, context):
-        """What this server and its machine are set up like, for comparison with the rest of the fleet: `dataserver doctor`.
+        """Returns the setup of this server and its machine, for comparison with the rest of the fleet: see `dataserver
+        doctor`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFailures(self, request, context):
-        """Which samples and shards failed lately, of the datasets that the caller may read: a bounded list, the newest first. Answers
-        from memory and the index, without reading a shard.
+        """Lists samples and shards that failed lately, from the datasets that the caller may read: a bounded list, newest
+        first. Answers from memory and the index, without reading a shard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -92,92 +92,96 @@ class DataServiceServicer(object):
     """
 
     def GetOrCreateJob(self, request, context):
-        """Makes a job known to this server, or finds that it knows it already. Servers keep jobs in memory only: one that was
-        restarted answers other calls with JOB_UNKNOWN and the action CREATE_JOB, and the client calls this again.
+        """Makes a job known to this server, or finds that the server knows it already. Servers keep jobs in memory only. A
+        restarted server answers other calls with JOB_UNKNOWN and the action CREATE_JOB; the client then calls
+        GetOrCreateJob again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamMicrobatches(self, request, context):
-        """Streams the microbatches of one rank in plan order from a given (step, microbatch) on. Each microbatch is one
-        header followed by chunks; the stream ends with an `end` message, or with an error status.
+        """Streams the microbatches of one rank in plan order, from a given (step, microbatch) on. Each microbatch is one
+        header followed by chunks. The stream ends with an `end` message or with an error status.
 
-        To resume, ask any server for the first microbatch that was not received completely: its bytes are the same from
-        every server. After an error do what its action says; after a stream without `end` (a lost connection, also one that
-        ends with status OK) treat it like RETRY. A header must name the job, the stream, and exactly the (step, microbatch)
-        that is next, and carry the plan_hash of the other microbatches of its step. Bytes that are cut or whose checksum is
-        wrong were harmed on the way: RETRY. Messages that break a rule of this file are a defect of the server:
-        ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
+        To resume, ask any server for the first microbatch you did not receive completely: every server sends the same
+        bytes. After an error, do what its action says. If a stream stops with neither `end` nor such an error, treat this
+        like RETRY: the connection was lost, even if the status is OK. Check each header: it must name the job, the stream
+        and exactly the next (step, microbatch), and carry the same plan_hash as the other microbatches of its step. Bytes
+        that are cut short or have a wrong checksum were damaged on the way: RETRY. Messages that break a rule of this file
+        are a defect of the server: ANOTHER_SERVER. Two plan hashes for one step are neither: GIVE_UP.
 
-        A client may have steps traced by an entry of the call's metadata, the `tracestate` of W3C Trace Context, with the member
-        `disttrain=every:N;run:RUN;reader:READER`: RUN is 32 hexadecimal digits that are the same for all ranks, READER is 16 that no
-        other reader has; neither is all zeros, and letters are small. Of steps 0, N, 2N, ... the server sends spans to its collector. A
-        step's trace id is the first 16 bytes of SHA-256("step" + " " + run + " " + step), with the run as 16 bytes and the step as 8,
-        both big-endian. The spans of a microbatch are children of a span whose id is the first 8 bytes of SHA-256("wait" + " " + step's
-        trace + " " + reader + " " + step + " " + microbatch), with the 8 bytes of the reader and the microbatch in decimal digits: the
-        client's wait for it. `traceparent` goes with it, as W3C Trace Context wants; servers do not read it here, since proxies and
-        instrumented channels replace it.
+        A client can have steps traced. It then sends the `tracestate` of W3C Trace Context in the call's metadata, with
+        the member `disttrain=every:N;run:RUN;reader:READER`. RUN has 32 hexadecimal digits and is the same for all ranks.
+        READER has 16 and belongs to this reader alone. Neither is all zeros, and letters are lower case. The server sends
+        spans of steps 0, N, 2N, ... to its collector. A step's trace id is the first 16 bytes of SHA-256("step" + " " +
+        run + " " + step), with 16 bytes for the run and 8 for the step, both big-endian. The spans of a microbatch are
+        children of one span, the client's wait for that microbatch. Its id is the first 8 bytes of SHA-256("wait" + " " +
+        step's trace id + " " + reader + " " + step + " " + microbatch), with 8 bytes for the reader, and the microbatch in
+        decimal digits. The client also sends `traceparent`, as W3C Trace Context requires. Servers do not read it here,
+        because proxies and instrumented channels replace it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """The plan of one step: who gets which sample, and what the simulator expects of it.
+        """Returns the plan of one step: which rank gets each sample, and what the simulator expects of the plan.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportStepTimes(self, request, context):
-        """Takes the times that a rank measured in one step. Running jobs' plans never change because of them.
+        """Takes the times that a rank measured in one step. They never change the plans of running jobs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportProgress(self, request, context):
-        """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`; nothing else depends on it. Only the
-        client knows this step, since what was sent may wait in buffers of gRPC and of the client. Optional: a client that set
-        `progress_token` calls this on the stream's server about once a second, when the step has changed, and while the trainer
-        waits for a microbatch. If the server answers UNIMPLEMENTED, as those of older releases do, do not call it again.
+        """Takes the step that the trainer reading a stream has reached, for `RankProgress.step`. Nothing else depends on it.
+        Only the client knows this step, because sent microbatches may wait in buffers of gRPC and of the client. The call
+        is optional. A client that set `progress_token` makes it on the stream's server about once a second, if the step
+        has changed or the trainer is waiting for a microbatch. If the server answers UNIMPLEMENTED, as older releases do,
+        do not call it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndDirect(self, request, context):
-        """Takes back a client's wish for payloads over a data connection (`DirectOffer`), and its reason, which the server logs and
-        counts. What the client has not received comes as chunks, in the same stream. Answers at once.
+        """Tells the server to send no more payloads over a stream's data connection (`DirectOffer`), and why. The server logs
+        the reason and counts the stream. Everything the client has not received comes as chunks, in the same stream.
+        Answers at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListStepTimes(self, request, context):
-        """The step times reported most recently to this server.
+        """Returns the step times reported most recently to this server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """Release, supported versions and limits of this server.
+        """Returns the release, supported versions and limits of this server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDatasetInfo(self, request, context):
-        """The datasets and tokenizers that this server has. A job need not be filled in from them: GetOrCreateJob does that.
+        """Returns the datasets and tokenizers of this server. You need not fill in a job from them: GetOrCreateJob does that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeSamples(self, request, context):
-        """What stands behind sample numbers: shard, key, and what the sidecar says. Read from the index; no shard is touched.
+        """Describes samples by their numbers: shard, key, and values of the sidecar. Reads the index; touches no shard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,72 +3,83 @@
 isort:skip_file
 A microbatch on the wire: what one (module, rank) gets, as a header and bytes.
 
-The bytes are the chunks that follow the header, simply concatenated. Tensors lie in them in the order of the tensor
-table, each from a multiple of 64 on, with zeros between; a tensor is `encoded_bytes` long, and decodes to `raw_bytes`
-by its codec. `crc32c` is taken over the concatenated chunks as they are sent: encoded tensors and the zeros between.
+The bytes are the concatenated chunks that follow the header. They contain the tensors in the order of the tensor
+table. Each tensor begins at a multiple of 64, with zeros between. It is `encoded_bytes` long, and its codec decodes
+it to `raw_bytes`. `crc32c` covers the concatenated chunks as sent: encoded tensors and the zeros between.
 
-64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits where it reads them as
-numbers; read them as strings or bigints (proto-loader: `longs: String`).
+64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits if it reads them as
+numbers. Read them as strings or bigints (proto-loader: `longs: String`).
 
-The views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
-M of sequences; all numbers are little-endian.
+The views follow, by kind of module. P is the number of patches, I of images, T of tokens, S of samples, M of
+sequences. All numbers are little-endian.
 
 encoder: the images whose embeddings the backbone needs in this wave.
-  patches        UINT8 [P, patch * patch * 3]  rows are patches, (y, x, channel) within a patch; the order of the
-                                               patches of an image is merge-block-major: blocks of merge x merge
-                                               patches row by row, within a block row by row
+  patches        UINT8 [P, patch * patch * 3]  each row is a patch, as (y, x, channel). The patches of an image are
+                                               in merge-block-major order: blocks of merge x merge patches row by
+                                               row, and the patches of a block row by row
   grid           INT32 [I, 2]                  rows and columns of each image, in patches
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
-encoder of a job whose images are cut into tiles (sizing.rule tiles): K parts of images, which are tiles and smaller
-pictures of the whole. The parts of an image follow each other, row by row; the picture of the whole is the last one, and
-with tiles.choice pinpoints the first.
+encoder of a job that cuts images into tiles (sizing.rule tiles). K is the number of parts. The parts of an image are
+its tiles, row by row, and a smaller picture of the whole image. The picture of the whole comes last, or first with
+tiles.choice pinpoints. The parts of an image follow each other.
   patches        UINT8 [P, patch * patch * 3]  as above
   grid           INT32 [K, 2]                  rows and columns of each part, in patches
   cu_patches     INT32 [K + 1]                 first patch of each part, and the total: no attention across
-  tiles          INT32 [I, 6]                  rows and columns of tiles of each image, 0 where it is not cut; and, 0 but
-                                               with tiles.choice pinpoints, the rows and columns of patches that are left
-                                               of all tiles side by side without their borders, half of these on either
-                                               side; and the rows and columns that these are scaled to. The embeddings of
-                                               such an image are those of the picture of the whole, and then these rows,
-                                               each with one more for its end
+  tiles          INT32 [I, 6]                  for each image:
+                                               0, 1: rows and columns of tiles; 0 if the image is not cut
+                                               2, 3: rows and columns of patches left of all tiles side by
+                                                     side, without borders (half of these on either side)
+                                               4, 5: rows and columns to which 2 and 3 are scaled
+                                               2 to 5 are 0 unless tiles.choice is pinpoints. The embeddings of
+                                               an image are then those of the picture of the whole, followed by
+                                               the rows of 4 and 5, each with one more embedding for its end
   cu_rows        INT32 [I + 1]                 first embedding of each image, and the total
-encoder with modality video: the videos whose embeddings the backbone needs in this wave, V of them. Groups of
-  `sizing.video.temporal_patch` frames are `span` frames each.
-  patches        UINT8 [P, span * patch * patch * 3]  rows are patches of all frames of a group, one frame after the other, each
-                                 as of images; the groups of a video one after the other
+encoder with modality video: the videos whose embeddings the backbone needs in this wave. V is their number. A group
+has span = `sizing.video.temporal_patch` frames.
+  patches        UINT8 [P, span * patch * patch * 3]
+                                 each row is a patch of all frames of a group, one frame after the other, each as
+                                 for images. The groups of a video follow each other
   grid           INT32 [V, 3]    groups of each video, and rows and columns of each frame, in patches
   cu_patches     INT32 [V + 1]   first patch of each video, and the total
-encoder with modality audio: the clips whose embeddings the backbone needs in this wave, C of them.
-  mel            FLOAT32 [F, bins]  log-mel spectrograms, a row for each frame of 10 ms: as many frames of each clip as the
-                                 convolutions of its tower read, those behind its end silent
+encoder with modality audio: the clips whose embeddings the backbone needs in this wave. C is their number, F that of
+frames.
+  mel            FLOAT32 [F, bins]
+                                 log-mel spectrograms, one row for each frame of 10 ms. A clip has as many frames as
+                                 the convolutions of its tower read; those after its end are silent
   cu_frames      INT32 [C + 1]   first frame of each clip, and the total
-  cu_positions   INT32 [C + 1]   first position of the tower of each clip, and the total: a position for two frames
-  cu_rows        INT32 [C + 1]   first embedding of each clip, and the total: one for `sizing.audio.merge` positions
-backbone: the sequences of one microbatch, concatenated.
+  cu_positions   INT32 [C + 1]   first position of each clip in the tower, and the total; a position is two frames
+  cu_rows        INT32 [C + 1]   first embedding of each clip, and the total; an embedding is `sizing.audio.merge`
+                                 positions
+backbone: the sequences of one microbatch, concatenated. E is the number of image embeddings, Q of conditions.
   token_ids       INT32 [T]
-  labels          INT32 [T]      already shifted; -100 is ignored. Labels of a sample whose image turns out invalid
-                                 are ignored too: see Validity
+  labels          INT32 [T]      already shifted; -100 is ignored. Also ignore the labels of a sample if its image
+                                 turns out to be invalid: see Validity
   position_ids    INT32 [T]      restart with every sample
-  cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
-  cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
-  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces; rows of all encoders
-  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions, those for all generators
-  rotary_positions INT32 [3, T]  only where a request names it: positions in time, height and width (M-RoPE). Those of
-                                 text are alike; image tokens have the time at which their image begins, and beyond it
-                                 their row and column; what follows goes on behind the image's longer side
+  cu_lengths      INT32 [S + 1]  first token of each sample, and the total: no attention across samples
+  cu_sequences    INT32 [M + 1]  first token of each sequence, and the total; an empty slot has length 0
+  embedding_slots INT32 [E]      entry j is the token that row j of the received image embeddings replaces, for all
+                                 encoders
+  condition_slots INT32 [Q]      the last hidden state of the token at entry j is row j of the conditions, for all
+                                 generators
+  rotary_positions INT32 [3, T]  sent only if a request names it: positions in time, height and width (M-RoPE). All
+                                 three are equal for text. Image tokens have the time at which their image begins.
+                                 For height and width, their row and column are added to it. Later tokens continue
+                                 after the longer side of the image
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
-  loss_mask         UINT8 [I]     1 where the image counts
-  condition_offsets INT32 [I + 1] first row of each image in the received conditions
+  loss_mask         UINT8 [I]     1 if the image counts, else 0
+  condition_offsets INT32 [I + 1] first row of each image in the received conditions, and the total
 tower: one modality of the image-text pairs of a contrastive job.
-  patches, grid, cu_patches             an image tower: as for the encoder, one image of each sample
-  token_ids, position_ids, cu_lengths   a text tower: as for the backbone; a text is BOS, its tokens, EOS
-  K = layout.microbatches microbatches make up a contrastive batch, number microbatch / K of the step. In it every tower
-  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, epoch,
-  sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
-  them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
-  knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
-  the last forward of its microbatches.
+  patches, grid, cu_patches             image tower: as for the encoder, one image of each sample
+  token_ids, position_ids, cu_lengths   text tower: as for the backbone; a text is BOS, its tokens, EOS
+
+A contrastive batch has K = layout.microbatches microbatches: microbatch m belongs to batch m / K (rounded down) of
+the step. All towers have the same samples in a batch, but each tower has its own arrangement of them over ranks and
+microbatches. Items name the samples, and (dataset, epoch, sample) is unique within a step. So a rank that gathers
+features gathers these names with them, and knows the pairs: sorted by name, the features of all towers are in one
+order. A pair counts if its image is valid. Only the image tower knows this (the text tower's view says UNKNOWN), so
+validity is gathered with the features. The last stages run the loss of a contrastive batch right after the last
+forward of its microbatches.
 """
 
 from collections import abc as _abc
@@ -104,12 +115,12 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 4
     """IEEE 754 half precision."""
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 5
-    """The upper half of an IEEE 754 single."""
+    """bfloat16: the upper half of an IEEE 754 single-precision number."""
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 6
     """IEEE 754 single precision."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
-    """Element types of tensors."""
+    """Element type of a tensor."""
 
 DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
 """Never sent."""
@@ -122,7 +133,7 @@ DATA_TYPE_INT64: DataType.ValueType  # 3
 DATA_TYPE_FLOAT16: DataType.ValueType  # 4
 """IEEE 754 half precision."""
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 5
-"""The upper half of an IEEE 754 single."""
+"""bfloat16: the upper half of an IEEE 754 single-precision number."""
 DATA_TYPE_FLOAT32: DataType.ValueType  # 6
 """IEEE 754 single precision."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
@@ -136,9 +147,9 @@ class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType
     CODEC_UNSPECIFIED: _Codec.ValueType  # 0
     """Never sent."""
     CODEC_RAW: _Codec.ValueType  # 1
-    """The elements themselves, little-endian, the last dimension fastest. Every client takes it."""
+    """The elements themselves, little-endian, in row-major order (last dimension fastest). Every client accepts it."""
     CODEC_ZSTD: _Codec.ValueType  # 2
-    """One Zstandard frame (RFC 8878) with its content size."""
+    """One Zstandard frame (RFC 8878) that contains its content size."""
 
 class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
     """How the bytes of a tensor are stored."""
@@ -146,9 +157,9 @@ class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
 CODEC_UNSPECIFIED: Codec.ValueType  # 0
 """Never sent."""
 CODEC_RAW: Codec.ValueType  # 1
-"""The elements themselves, little-endian, the last dimension fastest. Every client takes it."""
+"""The elements themselves, little-endian, in row-major order (last dimension fastest). Every client accepts it."""
 CODEC_ZSTD: Codec.ValueType  # 2
-"""One Zstandard frame (RFC 8878) with its content size."""
+"""One Zstandard frame (RFC 8878) that contains its content size."""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
 class _Validity:
@@ -160,32 +171,33 @@ class _ValidityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Validity.Val
     VALIDITY_UNSPECIFIED: _Validity.ValueType  # 0
     """Never sent."""
     VALIDITY_UNKNOWN: _Validity.ValueType  # 1
-    """Not known in this view. Do not take it for valid: a trainer would learn from zeros."""
+    """Not known in this view. Do not treat the item as valid: the trainer would learn from zeros."""
     VALIDITY_VALID: _Validity.ValueType  # 2
-    """The item is what its stored bytes say. Samples of text alone always are."""
+    """The item was made from its stored bytes. Samples of text alone are always valid."""
     VALIDITY_INVALID: _Validity.ValueType  # 3
-    """The item could not be made from its stored bytes: an image holds zeros instead."""
+    """The item could not be made from its stored bytes. An image then holds zeros."""
 
 class Validity(_Validity, metaclass=_ValidityEnumTypeWrapper):
-    """What is known of an item when a view is sent. An invalid item (an image that cannot be decoded, a sample with such an
-    image) keeps its slot and its shape, changes no order and no denominator, and must add nothing to any loss.
+    """What is known of an item when a view is sent. An item is invalid if it is an image that cannot be decoded, or a
+    sample with such an image. It keeps its slot and its shape, changes no order and no denominator, and must add nothing
+    to any loss.
 
-    An image's validity is known where it is decoded, and no view waits for another's decoding. So a backbone's view says
-    UNKNOWN of samples with images, and the trainer learns the rest from the ranks that hold these images: an encoder's
-    rank has VALID or INVALID in its own view and must send it along with the embeddings, and a sample is invalid if any
-    of its images is; the view of a generator says it of target images, in `loss_mask` as well. A trainer without such
-    ranks asks for it in the job: with `execution.validity: exact` the server decodes first, no view says UNKNOWN, and the
-    labels of invalid samples are -100.
+    The validity of an image is known once it is decoded, and no view waits for the decoding of another one. So the view
+    of a backbone says UNKNOWN of samples with images. The trainer learns the rest from the ranks that hold these images.
+    An encoder rank has VALID or INVALID in its own view, and must send it along with the embeddings. A sample is invalid
+    if any of its images is. The view of a generator tells the validity of target images, also in `loss_mask`. A trainer
+    without such ranks sets `execution.validity: exact` in the job: the server then decodes first, no view says UNKNOWN,
+    and the labels of invalid samples are -100.
     """
 
 VALIDITY_UNSPECIFIED: Validity.ValueType  # 0
 """Never sent."""
 VALIDITY_UNKNOWN: Validity.ValueType  # 1
-"""Not known in this view. Do not take it for valid: a trainer would learn from zeros."""
+"""Not known in this view. Do not treat the item as valid: the trainer would learn from zeros."""
 VALIDITY_VALID: Validity.ValueType  # 2
-"""The item is what its stored bytes say. Samples of text alone always are."""
+"""The item was made from its stored bytes. Samples of text alone are always valid."""
 VALIDITY_INVALID: Validity.ValueType  # 3
-"""The item could not be made from its stored bytes: an image holds zeros instead."""
+"""The item could not be made from its stored bytes. An image then holds zeros."""
 Global___Validity: _TypeAlias = Validity  # noqa: Y015
 
 @_typing.final
@@ -206,16 +218,16 @@ class Tensor(_message.Message):
     dtype: Global___DataType.ValueType
     """Element type."""
     offset: _builtins.int
-    """First byte in the concatenated chunks, a multiple of 64."""
+    """Offset of the first byte in the concatenated chunks, a multiple of 64."""
     encoded_bytes: _builtins.int
-    """Bytes as sent. They end before the next tensor begins."""
+    """Number of bytes as sent. They end before the next tensor begins."""
     raw_bytes: _builtins.int
-    """Bytes after decoding: the product of the shape times the element size. 0 where the shape has a 0."""
+    """Number of bytes after decoding: the product of the shape times the element size, so 0 if the shape has a 0."""
     codec: Global___Codec.ValueType
-    """How they are stored: CODEC_RAW, or a codec that the request accepts where that makes the tensor smaller."""
+    """How the bytes are stored: CODEC_RAW, or a codec from the request's list if it makes the tensor smaller."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Extent of each dimension, outermost first."""
+        """Size of each dimension, outermost first."""
 
     def __init__(
         self,
@@ -238,8 +250,9 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class Items(_message.Message):
-    """Names of the items of a view, parallel arrays in the order of the view: the samples of a view of a backbone or a text
-    tower, the images of any other, or its clips or videos; wherever images of samples are named or counted, these are among them.
+    """Names of the items of a view: parallel arrays with one entry for each item, in the order of the view. In the view of
+    a backbone or a text tower the items are samples. In any other view they are images, clips or videos. Wherever this
+    API names or counts the images of samples, clips and videos are included.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -260,24 +273,24 @@ class Items(_message.Message):
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sample within the dataset: shard number in name order * 2^32 + row of the shard's index. DescribeSamples tells its
-        key. JavaScript: a string or bigint, not a number.
+        """Sample number within the dataset: number of the shard in name order * 2^32 + row in the shard's index.
+        DescribeSamples returns its key. JavaScript: a string or bigint, not a number.
         """
 
     @_builtins.property
     def image(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of the image within its sample, all parts of a document included; empty in a view of a backbone or a text
-        tower.
+        """Number of the image within its sample, counted over all parts of a document. Empty in the view of a backbone or a
+        text tower.
         """
 
     @_builtins.property
     def validity(self) -> _containers.RepeatedScalarFieldContainer[Global___Validity.ValueType]:
-        """What is known of the item."""
+        """What is known of each item."""
 
     @_builtins.property
     def part(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of the part of its document that the item is, or that the image belongs to, from 0 on. Empty where a job
-        splits no documents; every item then is the whole of its sample (or image).
+        """If the job splits documents: number, from 0, of the part of its document that the item is, or that the image
+        belongs to. Empty if the job splits none; every item then is a whole sample or image.
         """
 
     def __init__(
@@ -300,13 +313,13 @@ Global___Items: _TypeAlias = Items  # noqa: Y015
 
 @_typing.final
 class Routing(_message.Message):
-    """Rows that move from one module's output to another's input, parallel arrays: rows [source_start, source_start + rows)
-    of the output of the source rank's microbatch become rows [target_start, target_start + rows) of the input of the
-    target rank's microbatch. Backward, gradients take the same way back. A view carries the entries that concern its rank
-    and microbatch, sorted by (source_microbatch, source_rank, source_start).
+    """Rows that move from one module's output to another's input, as parallel arrays. Rows [source_start, source_start +
+    rows) of the output of the source rank's microbatch become rows [target_start, target_start + rows) of the input of
+    the target rank's microbatch. In the backward pass, gradients go the same way back. A view has the entries that
+    concern its rank and microbatch, sorted by (source_microbatch, source_rank, source_start).
 
-    A job may have several encoders (or generators), each for datasets of its own: the backbone's view then has a routing
-    for each, and together they cover each of its embedding (condition) rows once.
+    A job may have several encoders (or generators), each for its own datasets. The backbone's view then has a routing
+    for each one. Together they cover each of its embedding (condition) rows once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -321,38 +334,38 @@ class Routing(_message.Message):
     SOURCE_MICROBATCH_FIELD_NUMBER: _builtins.int
     TARGET_MICROBATCH_FIELD_NUMBER: _builtins.int
     source_module: _builtins.str
-    """Module that makes the rows."""
+    """Name of the module that makes the rows."""
     target_module: _builtins.str
-    """Module that takes them."""
+    """Name of the module that takes the rows."""
     @_builtins.property
     def source_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rank that makes them."""
+        """Rank that makes the rows."""
 
     @_builtins.property
     def source_start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """First row of the output."""
+        """First row in the output."""
 
     @_builtins.property
     def target_rank(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rank that takes them."""
+        """Rank that takes the rows."""
 
     @_builtins.property
     def target_start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """First row of the input."""
+        """First row in the input."""
 
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Number of rows: the embeddings of one image, or the conditions of one image."""
+        """Number of rows: the embeddings or the conditions of one image."""
 
     @_builtins.property
     def source_microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Microbatch whose output they are. In a pipeline it is the microbatch of the view, as is the target's; where modules
-        are colocated, each has an arrangement of its own over the whole step.
+        """Microbatch that outputs the rows. In a pipeline, source and target microbatch are both that of the view. If modules
+        are colocated, each module has its own arrangement over the whole step.
         """
 
     @_builtins.property
     def target_microbatch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Microbatch whose input they become."""
+        """Microbatch that takes the rows as input."""
 
     def __init__(
         self,
@@ -377,13 +390,13 @@ Global___Routing: _TypeAlias = Routing  # noqa: Y015
 
 @_typing.final
 class SequenceParallelGroup(_message.Message):
-    """Backbone ranks that share the sequences of one microbatch. All of them get the same view, down to the last byte, and
-    each works on its part of every sequence; which part is the trainer's to say. The groups of a microbatch make up all
-    ranks of the backbone; they may be others in the next one. A group without sequences gets an empty view and takes part
-    in what all ranks do together.
+    """Backbone ranks that share the sequences of one microbatch. All of them get the same view, down to the last byte. Each
+    one works on its part of every sequence; the trainer decides which part. The groups of a microbatch make up all ranks
+    of the backbone, and may differ in the next microbatch. A group without sequences gets an empty view, and still takes
+    part in everything that all ranks do together.
 
-    Routings name the first rank of a group. Rows that it takes are for all of the group: the encoder sends them to each
-    rank, or the first rank passes them on. Rows that the group gives are sent once, by the first rank or by the ranks that
+    Routings name the first rank of a group. Rows for this rank are for the whole group: the encoder sends them to each
+    rank, or the first rank passes them on. Rows from the group are sent once, by the first rank or by the ranks that
     hold them.
     """
 
@@ -394,16 +407,16 @@ class SequenceParallelGroup(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     READER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Number within the microbatch, by first rank."""
+    """Number of the group within the microbatch, in the order of first ranks."""
     degree: _builtins.int
-    """Ranks of the group."""
+    """Number of ranks in the group."""
     reader: _builtins.int
-    """The rank that gets the chunks of the group's view where its ranks share one fetch (`share_fetch` of the request), and
-    hands them on to the others. They take turns: ranks[(step + microbatch) % degree].
+    """If the ranks share one fetch (`share_fetch` of the request): the rank that gets the chunks of the group's view and
+    hands them on to the others. The ranks take turns: ranks[(step + microbatch) % degree].
     """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ranks, consecutive."""
+        """The ranks of the group, which are consecutive."""
 
     def __init__(
         self,
@@ -423,8 +436,8 @@ Global___SequenceParallelGroup: _TypeAlias = SequenceParallelGroup  # noqa: Y015
 
 @_typing.final
 class ModuleSchedule(_message.Message):
-    """Microbatches that the pipeline stages of a module hold at most between forward and backward. What each stage does in the
-    step, operation by operation, follows from it: program.proto says how.
+    """The largest number of microbatches that each pipeline stage of a module holds between forward and backward. The
+    operations of each stage in the step follow from it, as program.proto explains.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -436,15 +449,15 @@ class ModuleSchedule(_message.Message):
     module: _builtins.str
     """Name of the module."""
     drain_every: _builtins.int
-    """Microbatches after which a stage runs all the backwards that are left before it goes on with the next forward: those
-    of a contrastive batch, where contrastive batches do not overlap (batch_sync); those of a round, where colocated
-    modules run in rounds, and then the same of all modules. 0 where only the end of the step drains a stage.
+    """Number of microbatches after which a stage runs all remaining backwards before its next forward. It is the size of
+    a contrastive batch if contrastive batches do not overlap (batch_sync). It is the size of a round if colocated
+    modules run in rounds, and then the same for all modules. It is 0 if only the end of the step drains a stage.
     """
     chunks: _builtins.int
-    """Model chunks of each stage, at least 1; with several, in_flight counts passes."""
+    """Number of model chunks of each stage, at least 1. With several chunks, in_flight counts passes."""
     @_builtins.property
     def in_flight(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """One number for each stage, at least 1 each."""
+        """One number for each stage, each at least 1."""
 
     def __init__(
         self,
@@ -464,16 +477,16 @@ Global___ModuleSchedule: _TypeAlias = ModuleSchedule  # noqa: Y015
 
 @_typing.final
 class Denominators(_message.Message):
-    """What the losses of the whole step are divided by. Planned from metadata: a sample that turns out invalid changes none."""
+    """Denominators of the losses of the whole step. They are planned from metadata: an invalid sample changes none of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_TOKENS_FIELD_NUMBER: _builtins.int
     TARGET_PATCHES_FIELD_NUMBER: _builtins.int
     text_tokens: _builtins.int
-    """Tokens of the step that are a target of the text loss."""
+    """Number of tokens in the step that are targets of the text loss."""
     target_patches: _builtins.int
-    """Patches of the step that are a target of the generator's loss."""
+    """Number of patches in the step that are targets of the generator's loss."""
     def __init__(
         self,
         *,
@@ -490,7 +503,7 @@ Global___Denominators: _TypeAlias = Denominators  # noqa: Y015
 
 @_typing.final
 class MicrobatchHeader(_message.Message):
-    """Begins a microbatch."""
+    """Header of a microbatch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -513,38 +526,39 @@ class MicrobatchHeader(_message.Message):
     IMAGES_ON_SOME_RANKS_FIELD_NUMBER: _builtins.int
     WITHHELD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Job."""
+    """Id of the job."""
     stream_id: _builtins.str
-    """Stream of the job."""
+    """Id of the job's stream."""
     plan_hash: _builtins.bytes
-    """SHA-256 of the step's plan, 32 bytes: the same in every view of the step, from every server. Compare it, never
-    compute it: between the microbatches of a step, and between modules before they exchange embeddings. Where it
-    differs, stop: views of different plans mix samples up.
+    """SHA-256 of the step's plan, 32 bytes: the same in every view of the step, from every server. Never compute it.
+    Compare it between the microbatches of a step, and between modules before they exchange embeddings. If it differs,
+    stop: views of different plans mix up samples.
     """
     content_version: _builtins.int
-    """Rules that made the bytes."""
+    """Version of the rules that made the bytes (stream.content_version)."""
     step: _builtins.int
-    """Step. Jobs end well before 2^53."""
+    """The step. Jobs end well before step 2^53."""
     microbatch: _builtins.int
-    """Microbatch within the step, from 0."""
+    """Number of the microbatch within the step, from 0."""
     num_microbatches: _builtins.int
-    """Microbatches of this step, equal for all ranks of all modules; it may differ from step to step."""
+    """Number of microbatches of this step: the same for all ranks of all modules, but it may differ from step to step."""
     total_bytes: _builtins.int
-    """Bytes of all chunks of this microbatch, or, where it is withheld, of the tensors as the table describes them. 0 where
-    the view has none.
+    """Number of bytes in all chunks of this microbatch; if it is withheld, of the tensors as the table describes them. 0
+    if the view has none.
     """
     crc32c: _builtins.int
-    """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included; 0 for no bytes, and
-    where they lie in shared memory (SharedBlock), since nothing changes them on their way then.
+    """CRC-32C (Castagnoli, as in iSCSI and RFC 3720) of the concatenated chunks as sent, padding included. 0 if there are
+    no bytes. Also 0 if they are in shared memory (SharedBlock), since nothing can change them on the way.
     """
     images_on_some_ranks: _builtins.bool
-    """Whether only some backbone ranks have images in this microbatch, although the job asks that all have some or none
-    (`execution.modality_parity`): the samples of the step left no other way. It is the same in the views of all ranks, so
-    that all of them can stop, or run what the others wait for. Always false where the job does not ask.
+    """Whether only some backbone ranks have images in this microbatch, although the job asks that either all or none have
+    some (`execution.modality_parity`): the samples of the step left no other choice. It is the same in the views of
+    all ranks, so all of them can stop, or run what the others wait for. Always false if the job does not ask for
+    parity.
     """
     withheld: _builtins.bool
-    """Whether no chunk follows although the view has tensors, since another rank of the group gets them (`reader`), and the
-    request says that it hands them on. The table describes them as raw, and crc32c is 0. Never true unless the request has
+    """Whether no chunk follows although the view has tensors: another rank of the group (`reader`) gets them, and hands
+    them on as the request says. The table describes them as raw, and crc32c is 0. Never true unless the request has
     `share_fetch`.
     """
     @_builtins.property
@@ -553,27 +567,29 @@ class MicrobatchHeader(_message.Message):
 
     @_builtins.property
     def items(self) -> Global___Items:
-        """What the view holds."""
+        """The items of the view."""
 
     @_builtins.property
     def sequence_valid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """Backbone: for each sequence slot, whether it holds anything; it says nothing of the validity of what it holds."""
+        """Backbone only: for each sequence slot, whether it holds anything. This says nothing about the validity of its
+        samples.
+        """
 
     @_builtins.property
     def routings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Routing]:
-        """The ways in and out of this rank."""
+        """Routings into and out of this rank."""
 
     @_builtins.property
     def sequence_parallel_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceParallelGroup]:
-        """The sequence-parallel groups of this microbatch, if sequences are shared between backbone ranks."""
+        """The sequence-parallel groups of this microbatch, if backbone ranks share sequences."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
-        """The tensors, in order of offset."""
+        """The tensors, sorted by offset."""
 
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModuleSchedule]:
-        """What every stage of every module does in this step, in the order of the job's module list."""
+        """For each module, in the order of the job's module list, what its stages do in this step."""
 
     def __init__(
         self,

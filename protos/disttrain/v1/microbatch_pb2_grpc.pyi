@@ -3,72 +3,83 @@
 isort:skip_file
 A microbatch on the wire: what one (module, rank) gets, as a header and bytes.
 
-The bytes are the chunks that follow the header, simply concatenated. Tensors lie in them in the order of the tensor
-table, each from a multiple of 64 on, with zeros between; a tensor is `encoded_bytes` long, and decodes to `raw_bytes`
-by its codec. `crc32c` is taken over the concatenated chunks as they are sent: encoded tensors and the zeros between.
+The bytes are the concatenated chunks that follow the header. They contain the tensors in the order of the tensor
+table. Each tensor begins at a multiple of 64, with zeros between. It is `encoded_bytes` long, and its codec decodes
+it to `raw_bytes`. `crc32c` covers the concatenated chunks as sent: encoded tensors and the zeros between.
 
-64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits where it reads them as
-numbers; read them as strings or bigints (proto-loader: `longs: String`).
+64-bit integers: sample numbers exceed 2^53 from shard 2^21 on. JavaScript loses their last bits if it reads them as
+numbers. Read them as strings or bigints (proto-loader: `longs: String`).
 
-The views, by the kind of the module. P is the number of patches, I of images, T of tokens, S of samples,
-M of sequences; all numbers are little-endian.
+The views follow, by kind of module. P is the number of patches, I of images, T of tokens, S of samples, M of
+sequences. All numbers are little-endian.
 
 encoder: the images whose embeddings the backbone needs in this wave.
-  patches        UINT8 [P, patch * patch * 3]  rows are patches, (y, x, channel) within a patch; the order of the
-                                               patches of an image is merge-block-major: blocks of merge x merge
-                                               patches row by row, within a block row by row
+  patches        UINT8 [P, patch * patch * 3]  each row is a patch, as (y, x, channel). The patches of an image are
+                                               in merge-block-major order: blocks of merge x merge patches row by
+                                               row, and the patches of a block row by row
   grid           INT32 [I, 2]                  rows and columns of each image, in patches
   cu_patches     INT32 [I + 1]                 first patch of each image, and the total
-encoder of a job whose images are cut into tiles (sizing.rule tiles): K parts of images, which are tiles and smaller
-pictures of the whole. The parts of an image follow each other, row by row; the picture of the whole is the last one, and
-with tiles.choice pinpoints the first.
+encoder of a job that cuts images into tiles (sizing.rule tiles). K is the number of parts. The parts of an image are
+its tiles, row by row, and a smaller picture of the whole image. The picture of the whole comes last, or first with
+tiles.choice pinpoints. The parts of an image follow each other.
   patches        UINT8 [P, patch * patch * 3]  as above
   grid           INT32 [K, 2]                  rows and columns of each part, in patches
   cu_patches     INT32 [K + 1]                 first patch of each part, and the total: no attention across
-  tiles          INT32 [I, 6]                  rows and columns of tiles of each image, 0 where it is not cut; and, 0 but
-                                               with tiles.choice pinpoints, the rows and columns of patches that are left
-                                               of all tiles side by side without their borders, half of these on either
-                                               side; and the rows and columns that these are scaled to. The embeddings of
-                                               such an image are those of the picture of the whole, and then these rows,
-                                               each with one more for its end
+  tiles          INT32 [I, 6]                  for each image:
+                                               0, 1: rows and columns of tiles; 0 if the image is not cut
+                                               2, 3: rows and columns of patches left of all tiles side by
+                                                     side, without borders (half of these on either side)
+                                               4, 5: rows and columns to which 2 and 3 are scaled
+                                               2 to 5 are 0 unless tiles.choice is pinpoints. The embeddings of
+                                               an image are then those of the picture of the whole, followed by
+                                               the rows of 4 and 5, each with one more embedding for its end
   cu_rows        INT32 [I + 1]                 first embedding of each image, and the total
-encoder with modality video: the videos whose embeddings the backbone needs in this wave, V of them. Groups of
-  `sizing.video.temporal_patch` frames are `span` frames each.
-  patches        UINT8 [P, span * patch * patch * 3]  rows are patches of all frames of a group, one frame after the other, each
-                                 as of images; the groups of a video one after the other
+encoder with modality video: the videos whose embeddings the backbone needs in this wave. V is their number. A group
+has span = `sizing.video.temporal_patch` frames.
+  patches        UINT8 [P, span * patch * patch * 3]
+                                 each row is a patch of all frames of a group, one frame after the other, each as
+                                 for images. The groups of a video follow each other
   grid           INT32 [V, 3]    groups of each video, and rows and columns of each frame, in patches
   cu_patches     INT32 [V + 1]   first patch of each video, and the total
-encoder with modality audio: the clips whose embeddings the backbone needs in this wave, C of them.
-  mel            FLOAT32 [F, bins]  log-mel spectrograms, a row for each frame of 10 ms: as many frames of each clip as the
-                                 convolutions of its tower read, those behind its end silent
+encoder with modality audio: the clips whose embeddings the backbone needs in this wave. C is their number, F that of
+frames.
+  mel            FLOAT32 [F, bins]
+                                 log-mel spectrograms, one row for each frame of 10 ms. A clip has as many frames as
+                                 the convolutions of its tower read; those after its end are silent
   cu_frames      INT32 [C + 1]   first frame of each clip, and the total
-  cu_positions   INT32 [C + 1]   first position of the tower of each clip, and the total: a position for two frames
-  cu_rows        INT32 [C + 1]   first embedding of each clip, and the total: one for `sizing.audio.merge` positions
-backbone: the sequences of one microbatch, concatenated.
+  cu_positions   INT32 [C + 1]   first position of each clip in the tower, and the total; a position is two frames
+  cu_rows        INT32 [C + 1]   first embedding of each clip, and the total; an embedding is `sizing.audio.merge`
+                                 positions
+backbone: the sequences of one microbatch, concatenated. E is the number of image embeddings, Q of conditions.
   token_ids       INT32 [T]
-  labels          INT32 [T]      already shifted; -100 is ignored. Labels of a sample whose image turns out invalid
-                                 are ignored too: see Validity
+  labels          INT32 [T]      already shifted; -100 is ignored. Also ignore the labels of a sample if its image
+                                 turns out to be invalid: see Validity
   position_ids    INT32 [T]      restart with every sample
-  cu_lengths      INT32 [S + 1]  first token of each sample: no attention across
-  cu_sequences    INT32 [M + 1]  first token of each sequence; an empty slot has length 0
-  embedding_slots INT32 [E]      token that row j of the received image embeddings replaces; rows of all encoders
-  condition_slots INT32 [Q]      token whose last hidden state is row j of the conditions, those for all generators
-  rotary_positions INT32 [3, T]  only where a request names it: positions in time, height and width (M-RoPE). Those of
-                                 text are alike; image tokens have the time at which their image begins, and beyond it
-                                 their row and column; what follows goes on behind the image's longer side
+  cu_lengths      INT32 [S + 1]  first token of each sample, and the total: no attention across samples
+  cu_sequences    INT32 [M + 1]  first token of each sequence, and the total; an empty slot has length 0
+  embedding_slots INT32 [E]      entry j is the token that row j of the received image embeddings replaces, for all
+                                 encoders
+  condition_slots INT32 [Q]      the last hidden state of the token at entry j is row j of the conditions, for all
+                                 generators
+  rotary_positions INT32 [3, T]  sent only if a request names it: positions in time, height and width (M-RoPE). All
+                                 three are equal for text. Image tokens have the time at which their image begins.
+                                 For height and width, their row and column are added to it. Later tokens continue
+                                 after the longer side of the image
 generator: the target images of this wave.
   patches, grid, cu_patches       as for the encoder
-  loss_mask         UINT8 [I]     1 where the image counts
-  condition_offsets INT32 [I + 1] first row of each image in the received conditions
+  loss_mask         UINT8 [I]     1 if the image counts, else 0
+  condition_offsets INT32 [I + 1] first row of each image in the received conditions, and the total
 tower: one modality of the image-text pairs of a contrastive job.
-  patches, grid, cu_patches             an image tower: as for the encoder, one image of each sample
-  token_ids, position_ids, cu_lengths   a text tower: as for the backbone; a text is BOS, its tokens, EOS
-  K = layout.microbatches microbatches make up a contrastive batch, number microbatch / K of the step. In it every tower
-  has the same samples, each on a rank and in a microbatch of the tower's own. Items name them: (dataset, epoch,
-  sample) is unique within a step, so whoever gathers features gathers these beside them and knows the pairs; sorted by
-  them, the features of all towers are in one order. A pair counts where its image is valid, which the image tower
-  knows (the text tower's view says UNKNOWN): validity is gathered with the features. The loss of a contrastive batch is run by the last stages, right after
-  the last forward of its microbatches.
+  patches, grid, cu_patches             image tower: as for the encoder, one image of each sample
+  token_ids, position_ids, cu_lengths   text tower: as for the backbone; a text is BOS, its tokens, EOS
+
+A contrastive batch has K = layout.microbatches microbatches: microbatch m belongs to batch m / K (rounded down) of
+the step. All towers have the same samples in a batch, but each tower has its own arrangement of them over ranks and
+microbatches. Items name the samples, and (dataset, epoch, sample) is unique within a step. So a rank that gathers
+features gathers these names with them, and knows the pairs: sorted by name, the features of all towers are in one
+order. A pair counts if its image is valid. Only the image tower knows this (the text tower's view says UNKNOWN), so
+validity is gathered with the features. The last stages run the loss of a contrastive batch right after the last
+forward of its microbatches.
 """
 
 from collections import abc as _abc

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PeerServiceStub(object):
-    """Servers of one fleet, among themselves. A peer is a cache: what it says is checked, and nothing depends on its answer.
+    """Calls between the servers of one fleet. A peer is a cache: the server checks its answers and depends on none of them.
     """
 
     def __init__(self, channel):
@@ -53,31 +53,32 @@ class PeerServiceStub(object):
 
 
 class PeerServiceServicer(object):
-    """Servers of one fleet, among themselves. A peer is a cache: what it says is checked, and nothing depends on its answer.
+    """Calls between the servers of one fleet. A peer is a cache: the server checks its answers and depends on none of them.
     """
 
     def Greet(self, request, context):
-        """Says who answers. Asked every few seconds: servers that answer are live, and share the steps among them.
+        """Tells who answers. Servers ask each other every few seconds. Those that answer are live, and share the steps among
+        them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchPlan(self, request, context):
-        """The plan of one step, from the server that owns it: of all live servers, the one for which SHA-256 of its instance, the
-        job id and the step (16 bytes, the 64 hexadecimal digits, 8 bytes little-endian) is largest. It is planned by the asked
-        server itself, which never asks further. JOB_UNKNOWN if that does not know the job; VERSION_UNSUPPORTED if it has
-        another build.
+        """Returns the plan of one step, from the server that owns it. The owner is the live server with the largest SHA-256
+        of its instance, the job id and the step (16 bytes, the 64 hexadecimal digits, 8 bytes little-endian). The asked
+        server plans the step itself, and never asks further. Fails with JOB_UNKNOWN if it does not know the job, and with
+        VERSION_UNSUPPORTED if it has another build.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchPieces(self, request, context):
-        """Pieces of shards that lie in an object store, from the server that owns their blocks of 8 MiB: of all live servers of the
-        same build, the one for which SHA-256 of its instance, the object and the block's number (16 bytes, 32 bytes, 8 bytes
-        little-endian) is largest. The asked server reads them from its blocks or from the store, and never asks further.
-        SAMPLE_UNKNOWN if it serves no such object.
+        """Returns pieces of shards in an object store, from the server that owns their blocks of 8 MiB. The owner is the live
+        server of the same build with the largest SHA-256 of its instance, the object and the block's number (16 bytes, 32
+        bytes, 8 bytes little-endian). The asked server reads the pieces from its blocks or from the store, and never asks
+        further. Fails with SAMPLE_UNKNOWN if it serves no such object.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +111,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService(object):
-    """Servers of one fleet, among themselves. A peer is a cache: what it says is checked, and nothing depends on its answer.
+    """Calls between the servers of one fleet. A peer is a cache: the server checks its answers and depends on none of them.
     """
 
     @staticmethod
