@@ -162,7 +162,7 @@ def _parse(
         return tyro.cli(
             shown if helps else kind,
             prog=f"trainclient {command}",
-            description=about,
+            description=" ".join(about.split()),
             args=given,
             default=shown.model_validate(dict(default)) if helps else default,
             config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
@@ -183,7 +183,7 @@ def _export(arguments: Sequence[str]) -> int:
         lambda given: tyro.cli(
             ExportConfig,
             prog="trainclient export",
-            description=EXPORT,
+            description=" ".join(EXPORT.split()),
             args=given,
             config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
         ),

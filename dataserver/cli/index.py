@@ -142,8 +142,7 @@ def index(
         workers: Processes that index shards and render conversations; one for each core by default.
         tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
-            may be repeated. Tokens are counted twice: without transforms of text, and
-            with all of them, in this order.
+            may be repeated. Tokens are counted twice: without transforms of text, and with all of them, in this order.
         shards: Index only every N-th shard, starting with shard number I (0 to N - 1), while other machines index the
             rest. When all have ended, run the command once without this flag: it adds what belongs to the whole.
         engine: Where shards are read: on this machine, or on all nodes of a Ray cluster, which need the same files and

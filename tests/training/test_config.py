@@ -10,6 +10,7 @@ import pytest
 
 from trainclient.cli import main
 from trainclient.training.config import ConfigError, RowsByHost, TrainConfig, load_config, validate_config
+from trainclient.training.options import Options
 
 
 def test_yaml_and_flags_are_the_same(tmp_path: Path) -> None:
@@ -94,6 +95,18 @@ def test_help_says_what_holds_without_a_flag(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "that of the preset" in shown
     assert "None" not in shown
+
+
+def test_help_breaks_no_line_where_the_source_does(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: list[type[Options]] = [Options]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    texts = [str(field.description) for kind in kinds for field in kind.model_fields.values()]
+    assert len(texts) > 50
+    assert [text for text in texts if "\n" in text] == []
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "newest checkpoint in --checkpoint.directory, or" in capsys.readouterr().out
 
 
 def test_help_of_memory_lists_what_memory_depends_on(

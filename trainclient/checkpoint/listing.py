@@ -160,7 +160,9 @@ def main(arguments: Sequence[str]) -> int:
     from dataserver.flags import parse
 
     config = parse(
-        lambda given: tyro.cli(ListConfig, prog="trainclient checkpoints", description=DESCRIPTION, args=given),
+        lambda given: tyro.cli(
+            ListConfig, prog="trainclient checkpoints", description=" ".join(DESCRIPTION.split()), args=given
+        ),
         list(arguments),
         "trainclient checkpoints",
     )

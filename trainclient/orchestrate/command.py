@@ -160,8 +160,8 @@ def _options(arguments: list[str]) -> Orchestrate:
         del arguments[at : at + 2]
     found: Orchestrate = parse(
         lambda given: tyro.cli(
-            Orchestrate, prog="trainclient orchestrate", description=ABOUT, args=given, default=default,
-            config=(tyro.conf.DisallowNone,),
+            Orchestrate, prog="trainclient orchestrate", description=" ".join(ABOUT.split()), args=given,
+            default=default, config=(tyro.conf.DisallowNone,),
         ),
         arguments,
         "trainclient orchestrate",

@@ -81,7 +81,11 @@ def run(arguments: Sequence[str]) -> None:
     """
     options: ProfileOptions = parse(
         lambda given: tyro.cli(
-            ProfileOptions, prog="trainclient profile", description=ABOUT, args=given, config=(tyro.conf.DisallowNone,)
+            ProfileOptions,
+            prog="trainclient profile",
+            description=" ".join(ABOUT.split()),
+            args=given,
+            config=(tyro.conf.DisallowNone,),
         ),
         list(arguments),
         "trainclient profile",
