@@ -129,11 +129,12 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
 def _write_jobs(block: ShellBlock, folder: Path) -> int:
     """Write the files that blocks name: jobs of the page, or else of the README. Returns the processes of the block's.
 
-    Modules of `chats.yaml` share devices, whose memory `trainclient memory` does not divide.
+    `chats.yaml` is that of the page on training. Its modules share devices, whose memory `trainclient memory` does not
+    divide.
     """
     pages = [] if "trainclient memory" in block.text else _jobs(block.page)
-    texts = {"job.yaml": [*pages, *_jobs("README.md")][0]}
-    texts["chats.yaml"] = next((text for text in pages if "# chats.yaml\n" in text), texts["job.yaml"])
+    (chats,) = (text for text in _jobs("docs/training.md") if "# chats.yaml\n" in text)
+    texts = {"job.yaml": [*pages, *_jobs("README.md")][0], "chats.yaml": chats}
     for name, text in texts.items():
         (folder / name).write_text(yaml.safe_dump(small(parse_yaml(text.encode()))))
     (folder / "train.yaml").write_text("seed: 1\n")

@@ -18,9 +18,9 @@ def readme_job() -> Any:
     return _jobs_of(ROOT / "README.md")[0]
 
 
-def chats_jobs() -> tuple[Any, Any]:
-    """The values of chats.yaml in the README and on the page on training."""
-    return _jobs_of(ROOT / "README.md")[1], _jobs_of(ROOT / "docs" / "training.md")[0]
+def chats_job() -> Any:
+    """The values of chats.yaml on the page on training."""
+    return _jobs_of(ROOT / "docs" / "training.md")[0]
 
 
 def _jobs_of(page: Path) -> list[Any]:
