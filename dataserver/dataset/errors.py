@@ -75,6 +75,10 @@ class TarError(SampleError):
         self.member = member
 
 
+class RefusedShardError(Exception):
+    """The rest of a shard cannot be read, so that no sample of it is used; says why, and never leaves this folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something odd in one shard: `kind` is one of `KINDS`, `key` the sample's key, empty where it belongs to none."""

@@ -70,6 +70,7 @@ def _samples(opened: OpenParquet, findings: Findings, media: Media) -> Iterator[
     parquet = opened.parquet
     columns = with_bytes(image_columns(parquet, media))
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, None)
+    others.check(range(parquet.metadata.num_row_groups))
     images_of = _Images(opened, columns, media)
     keys, seen = set[str](), set[int]()
     number = 0

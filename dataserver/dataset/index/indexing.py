@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from dataserver.audio import MAX_CLIP_SECONDS
-from dataserver.dataset.errors import Findings, ShardReadError, canonical
+from dataserver.dataset.errors import Findings, RefusedShardError, ShardReadError, canonical
 from dataserver.dataset.index.caption_texts import CaptionTexts
 from dataserver.dataset.index.chat_texts import ChatTexts
 from dataserver.dataset.index.column_texts import texts_of_columns
@@ -295,6 +295,24 @@ def _read_members(
     Digests are those of the shard and of joined files, where they need not be hashed. Texts are those of images that
     have none among their members, by key.
     """
+    given = shard, num_bytes, digests, rules, lone_texts, joins, texts
+    try:
+        return _read_once(*given)
+    except RefusedShardError as error:  # what was made of the members before is of no use
+        return _read_once(*given, refused=str(error))
+
+
+def _read_once(
+    shard: ShardFile,
+    num_bytes: int,
+    digests: Mapping[Path, str],
+    rules: IndexRules,
+    lone_texts: LoneTexts | None,
+    joins: ShardJoins,
+    texts: Mapping[str, str],
+    refused: str = "",
+) -> _Read:
+    """As `_read_members`. Raises RefusedShardError where no member is to be used, unless `refused` says why."""
     findings = Findings()
     in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
     sample_rules = SampleRules(
@@ -334,6 +352,7 @@ def _read_members(
             media=media,
             are_chats=sample_rules.are_chats,
             lists=caption_lists(in_members),
+            refused=refused,
         )
         members = shard.format.scan(source, findings)
         tars = {number: path for number, path in enumerate(joins.files, 1) if path.suffix != PARQUET_SUFFIX}

@@ -1,6 +1,8 @@
 """Sequential reader that hashes every byte on the way, so that a shard is read once."""
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable
 from io import BufferedIOBase
 from typing import Final
 
@@ -32,6 +34,46 @@ class BlockSums:
             rest = rest[len(part) :]
 
 
+class _Spans:
+    """The bytes of some ranges of a file that is read from its start."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take first bytes and the ones behind the last; ranges that touch become one."""
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(ranges):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+        self._data = [bytearray() for _ in self._starts]
+        self._first = 0
+        """The first range that is not whole yet."""
+
+    def add(self, at: int, data: bytes) -> None:
+        """Add the next bytes of the file, which begin at an offset."""
+        end = at + len(data)
+        for number in range(self._first, len(self._starts)):
+            if self._starts[number] >= end:
+                return
+            low = max(self._starts[number] - at, 0)
+            self._data[number] += memoryview(data)[low : self._ends[number] - at]
+            if self._ends[number] > end:
+                return
+            self._first = number + 1
+
+    def read(self, at: int, length: int) -> bytes | None:
+        """Return bytes that were added; None unless all of them were, for one range."""
+        number = bisect_right(self._starts, at) - 1
+        if number < 0:
+            return None
+        low = at - self._starts[number]
+        if low + length > len(self._data[number]):
+            return None
+        return bytes(memoryview(self._data[number])[low : low + length])
+
+
 class HashingReader:
     """Sequential reader of a file of known size that feeds each byte to sha256 once, in large chunks."""
 
@@ -57,6 +99,7 @@ class HashingReader:
         """Where the chunk begins in the file."""
         self._at = 0
         """Where the next byte to be given lies in the chunk."""
+        self._spans = _Spans(())
 
     @property
     def position(self) -> int:
@@ -83,12 +126,26 @@ class HashingReader:
             parts.append(part)
         return b"".join(parts)
 
+    def hold(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Hold bytes for `held` while they are read, instead of those that were held before.
+
+        Args:
+            ranges: first bytes and the ones behind the last. A range that begins before the position is passed over.
+        """
+        self._spans = _Spans((start, end) for start, end in ranges if self._start <= start < end)
+        self._spans.add(self._start, self._chunk)
+
+    def held(self, at: int, length: int) -> bytes | None:
+        """Return bytes from an offset on that were read before; None unless all of them are held."""
+        return self._spans.read(at, length)
+
     def _fill(self) -> bool:
         """Read the next chunk; False where the file ends."""
         self._start += len(self._chunk)
         self._chunk = self._file.read(min(READ_CHUNK_BYTES, self.size - self._start))
         self._at = 0
         self._feed(self._chunk)
+        self._spans.add(self._start, self._chunk)
         return bool(self._chunk)
 
     def _feed(self, data: bytes) -> None:
@@ -129,6 +186,7 @@ class HashingReader:
             if not more:
                 break
             self._feed(more)
+            self._spans.add(self._start + len(self._chunk), more)
             self._start += self._at
             self._chunk, self._at = self._chunk[self._at :] + more, 0
         return self._chunk[self._at : self._at + length]

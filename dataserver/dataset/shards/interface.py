@@ -93,6 +93,8 @@ class ShardSource:
     """Whether samples are conversations, whose turns stay as they are."""
     lists: frozenset[str] = frozenset()
     """Columns that are lists of texts and hold captions, for formats whose documents have no other lists."""
+    refused: str = ""
+    """Why no sample is used, where a scan before ended with `RefusedShardError`; becomes a finding."""
 
 
 class ShardFormat(Protocol):
@@ -114,4 +116,5 @@ class ShardFormat(Protocol):
 
         Raises:
             TarError: the rest cannot be read; the members before it were yielded.
+            RefusedShardError: the rest cannot be read, and the members before it are not to be used.
         """

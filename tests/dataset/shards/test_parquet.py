@@ -333,6 +333,36 @@ def test_pages_and_values_that_lie_cost_the_rows_behind_them_and_no_others(tmp_p
         assert "row group 1" in details(tmp_path)["corrupt_parquet"]
 
 
+def test_a_row_group_whose_texts_cannot_be_walked_costs_the_file(tmp_path: Path) -> None:
+    """Also where rows before it were read, and where another one ends the reading before. What Arrow alone cannot read
+    costs the rows from there on."""
+    path = write_table(tmp_path / "0.parquet", pairs_table(ROWS), row_group_size=8)
+    good, metadata = path.read_bytes(), pq.ParquetFile(path).metadata
+    (leaf,) = (n for n in range(4) if metadata.schema.column(n).path == "text")
+    headers = [metadata.row_group(group).column(leaf).data_page_offset for group in range(3)]
+    no_length = good.index(b"text 8") - 4
+
+    def count(*lies: tuple[int, bytes]) -> tuple[int, dict[str, int]]:
+        data = bytearray(good)
+        for at, lie in lies:
+            data[at : at + len(lie)] = lie
+        path.write_bytes(data)
+        dataset, findings = index(tmp_path)
+        return dataset.shards[0].num_samples, findings
+
+    for header in headers:
+        assert count((header, bytes(20))) == (0, {"corrupt_parquet": 1})
+    assert count((no_length, b"\xff" * 4)) == (8, {"corrupt_parquet": 1})
+    assert count((no_length, b"\xff" * 4), (headers[2], bytes(20))) == (0, {"corrupt_parquet": 1})
+    assert "the rest of the file cannot be read: " in details(tmp_path)["corrupt_parquet"]
+    path.write_bytes(good)
+    with_footer(path, b"\x16" + varint(2 * 8), b"\x16\x00")
+    assert pq.ParquetFile(path).metadata.row_group(1).num_rows == 0
+    good = path.read_bytes()
+    assert count()[0] == 15
+    assert count((headers[1], bytes(20))) == (0, {"corrupt_parquet": 1}), "also where a row group has no rows"
+
+
 def test_counts_that_differ_from_the_footer_cost_the_row_group(tmp_path: Path) -> None:
     """The same length of the number, another value: one less."""
     path = write_table(tmp_path / "0.parquet", pairs_table(ROWS))

@@ -5,7 +5,7 @@ found in the one pass that hashes the file; all other columns are read by Arrow,
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataserver.audio import AUDIO_SUFFIXES
-from dataserver.dataset.errors import Findings, SampleError
+from dataserver.dataset.errors import Findings, RefusedShardError, SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
 from dataserver.dataset.shards.modalities import (
@@ -32,6 +32,7 @@ from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, chunk_bounds, open_parquet
 from dataserver.dataset.shards.parts import Value
 from dataserver.dataset.shards.row_members import row_members
+from dataserver.dataset.storage.registry import storage_of
 from dataserver.images import IMAGE_SUFFIXES
 from dataserver.video import VIDEO_SUFFIXES
 
@@ -82,7 +83,10 @@ class ImageColumn:
 
 
 def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
-    """Yield the members of the rows in order; as `ShardFormat.scan`."""
+    """Yield the members of the rows in order; as `ShardFormat.scan`.
+
+    Of a file in a store each byte is asked for once: what is read of other columns is held when the reader passes it.
+    """
     if source.reader.peek(len(MAGIC)) == ENCRYPTED_MAGIC:
         findings.add("", NEEDS_CONVERT, ENCRYPTED)
         return
@@ -94,58 +98,129 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
     except MemoryError:  # Arrow's is one of its exceptions as well
         raise
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # storage failed
+        if _is_of_storage(error):
+            raise
         findings.add("", CORRUPT_PARQUET, f"the rest of the file cannot be read: {error}")
 
 
+def _is_of_storage(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno is not None
+
+
 def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Iterator[Member]:
-    parquet = opened.parquet
+    parquet, reader = opened.parquet, source.reader
     columns = image_columns(parquet, source.media)
     row_counts = _row_counts(parquet)
-    others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, source.lists)
-    seen, num_others = [False] * len(columns), [0] * len(columns)
+    is_far = not storage_of(source.path).is_local
+    with_paths = {column.name: column.has_path for column in columns}
+    others = OtherColumns(opened.held_by(reader) if is_far else opened, with_paths, findings, source.lists)
+    if source.refused:
+        raise ValueError(source.refused)
+    groups = range(parquet.metadata.num_row_groups)
+    others.check(group for group in groups if group not in row_counts)
+    images = _Images(parquet, columns, row_counts, source)
+    keys: set[str] = set()
+    number = group = 0
+    try:
+        for group, num_rows in row_counts.items():
+            ranges = others.ranges(group) if is_far else []
+            reader.hold(ranges)
+            of_group = images.read(group)
+            end = min(max((end for _, end in ranges), default=0), images.end)
+            reader.skip(max(end - reader.position, 0))
+            for row, other in enumerate(others.rows(group, num_rows)):
+                number += 1
+                of_row = [of[row] for of in of_group]
+                yield from row_members(number - 1, other, columns, of_row, keys, findings, source.are_chats)
+    except MemoryError:
+        raise
+    except UNREADABLE as error:
+        if _is_of_storage(error) or (refusal := _refusal(others, groups[group:])) is None:
+            raise
+        if number:
+            raise RefusedShardError(refusal) from error
+        source.pages.clear()
+        raise ValueError(refusal) from error
+    reader.hold([])
+    images.report(findings)
 
-    def of_column(chunk: Chunk) -> ReadImage:
-        number, is_image = chunk.column, columns[chunk.column].is_image
-        expected = ENDINGS[columns[number].ending]
+
+def _refusal(others: OtherColumns, groups: Iterable[int]) -> str | None:
+    """Why no row of the file is used; None where the pages of these row groups can be walked.
+
+    The rows before such a row group could be used. But once all pages were walked before the first row was read, and
+    the fingerprint of such a file stays that of a file without rows.
+    """
+    try:
+        others.check(groups)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+class _Images:
+    """Reads the columns of images of a file, a row group at a time."""
+
+    def __init__(
+        self,
+        parquet: pq.ParquetFile,
+        columns: Sequence[ImageColumn],
+        row_counts: Mapping[int, int],
+        source: ShardSource,
+    ) -> None:
+        """Find their chunks. Raises ValueError where these cannot be read."""
+        self._parquet = parquet
+        self._columns = columns
+        self._row_counts = row_counts
+        self._media = source.media
+        self._size = source.reader.size
+        self._seen, self._num_others = [False] * len(columns), [0] * len(columns)
+        self._reader = ChunkReader(source.reader, source.pages, self._of_column)
+        self._chunks = deque(_chunks(parquet, columns, row_counts, source.reader.size))
+        self._found: dict[tuple[int, int], list[list[Value]]] = {}
+
+    @property
+    def end(self) -> int:
+        """Where the next column of images begins, or the file ends."""
+        return self._chunks[0].start if self._chunks else self._size
+
+    def read(self, group: int) -> list[list[list[Value]]]:
+        """Return the values of each row of a row group, by column."""
+        num_rows = self._row_counts[group]
+        wanted = [(group, number) for number, column in enumerate(self._columns) if column.leaf >= 0]
+        while any(one not in self._found for one in wanted):  # in the order of the file, whatever that is
+            chunk = self._chunks.popleft()
+            values = self._reader.read(chunk)
+            self._found[chunk.group, chunk.column] = values.rows(self._row_counts[chunk.group])
+        return [
+            self._found.pop((group, n)) if column.leaf >= 0 else [[without_bytes(self._parquet, column)]] * num_rows
+            for n, column in enumerate(self._columns)
+        ]
+
+    def report(self, findings: Findings) -> None:
+        """Add what was seen in columns of images besides these."""
+        for column, was_seen, count in zip(self._columns, self._seen, self._num_others, strict=True):
+            if not (column.is_image or was_seen):
+                findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+            elif count:
+                findings.add("", ODD_VALUES, f"{column.name}: a column of images with {count} values that are none")
+
+    def _of_column(self, chunk: Chunk) -> ReadImage:
+        number, column = chunk.column, self._columns[chunk.column]
+        expected = ENDINGS[column.ending]
 
         def read(content: bytes, address: int) -> Value:
-            modality = media_of(content, source.media)
-            if not is_image and modality is None:
-                num_others[number] += bool(content)
+            modality = media_of(content, self._media)
+            if not column.is_image and modality is None:
+                self._num_others[number] += bool(content)
                 return None
-            seen[number] = True
+            self._seen[number] = True
             try:
                 return (modality or expected).read(content, address)
             except SampleError as error:
-                return SampleError(error.kind, f"{columns[number].name}: {error.detail}")
+                return SampleError(error.kind, f"{column.name}: {error.detail}")
 
         return read
-
-    reader = ChunkReader(source.reader, source.pages, of_column)
-    chunks = deque(_chunks(parquet, columns, row_counts, source.reader.size))
-    found: dict[tuple[int, int], list[list[Value]]] = {}
-    keys: set[str] = set()
-    first_row = 0
-    for group, num_rows in row_counts.items():
-        wanted = [(group, number) for number, column in enumerate(columns) if column.leaf >= 0]
-        while any(one not in found for one in wanted):  # in the order of the file, whatever that is
-            chunk = chunks.popleft()
-            found[chunk.group, chunk.column] = reader.read(chunk).rows(row_counts[chunk.group])
-        images = [
-            found.pop((group, n)) if column.leaf >= 0 else [[without_bytes(parquet, column)]] * num_rows
-            for n, column in enumerate(columns)
-        ]
-        for row, other in enumerate(others.rows(group, num_rows)):
-            of_row = [of[row] for of in images]
-            yield from row_members(first_row + row, other, columns, of_row, keys, findings, source.are_chats)
-        first_row += num_rows
-    for column, was_seen, count in zip(columns, seen, num_others, strict=True):
-        if not (column.is_image or was_seen):
-            findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
-        elif count:
-            findings.add("", ODD_VALUES, f"{column.name}: a column of images with {count} values that are none")
 
 
 def _row_counts(parquet: pq.ParquetFile) -> dict[int, int]:

@@ -1,10 +1,11 @@
 """The columns of a Parquet shard besides its images."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
@@ -12,7 +13,13 @@ from dataserver.dataset.shards.column_types import MAX_SIDECAR_VALUE_BYTES, READ
 from dataserver.dataset.shards.conversations import TURN_NAMES
 from dataserver.dataset.shards.documents import INFOS_NAME, SENTENCES_NAME, TEXTS_NAME
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
-from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, string_bytes, together
+from dataserver.dataset.shards.parquet.stored import (
+    OpenParquet,
+    StoredColumn,
+    chunk_bounds,
+    string_bytes,
+    together,
+)
 from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
 
 MAX_ROW_BYTES: Final = 8 * MAX_TEXT_BYTES
@@ -118,7 +125,7 @@ class OtherColumns:
     def __init__(
         self, source: OpenParquet, images: Mapping[str, bool], findings: Findings, lists: Lists = frozenset()
     ) -> None:
-        """Choose the columns, and walk their pages.
+        """Choose the columns; nothing of them is read yet.
 
         Args:
             source: the file.
@@ -130,11 +137,29 @@ class OtherColumns:
             ValueError: the columns cannot be read.
         """
         self._images = images
+        self._source = source
         self._columns = RowColumns(source.parquet.schema_arrow, images, findings, lists)
         self._leaves = self._wanted(source)
-        self._stored = self._walk(source)
-        self._folded = source.foldable(self._leaves, self._stored)
-        self._parquet = source.keeping_dictionaries(self._folded)
+        self._folded: frozenset[str] = frozenset()
+        self._parquet: pq.ParquetFile | None = None
+
+    def check(self, groups: Iterable[int]) -> None:
+        """Walk the pages of row groups. Raises ValueError where the columns cannot be read."""
+        for group in groups:
+            self._walk(group)
+
+    def ranges(self, group: int) -> list[tuple[int, int]]:
+        """Where the columns of a row group lie, as its footer says: first bytes and the ones behind the last.
+
+        They have no more bytes than values may have.
+        """
+        held = self._source.parquet.metadata.row_group(group)
+        found, left = [], MAX_SIDECAR_VALUE_BYTES
+        for leaf in self._leaves.values():
+            start, end = chunk_bounds(held.column(leaf))
+            found.append((start, min(end, start + left)))
+            left -= max(found[-1][1] - start, 0)
+        return found
 
     def rows(self, group: int, num_rows: int) -> Iterator[Row]:
         """Yield the rows of a row group. Raises ValueError or what Arrow raises where they cannot be read."""
@@ -142,9 +167,11 @@ class OtherColumns:
             no_caption = self._columns.no_caption
             yield from (Row(None, no_caption, {}, [None] * len(self._images)) for _ in range(num_rows))
             return
+        stored = self._walk(group)
+        parquet = self._folding(stored)
         done = 0
-        batches = self._parquet.iter_batches(
-            self._batch_rows(group), row_groups=[group], columns=list(self._leaves), use_threads=False
+        batches = parquet.iter_batches(
+            self._batch_rows(stored), row_groups=[group], columns=list(self._leaves), use_threads=False
         )
         for batch in batches:
             for part in self._parts(batch):
@@ -163,29 +190,33 @@ class OtherColumns:
                 wanted[path] = n
         return wanted
 
-    def _walk(self, source: OpenParquet) -> list[dict[int, StoredColumn]]:
-        """What each row group takes, by the numbers of the leaves. Raises ValueError where that is too much."""
+    def _walk(self, group: int) -> dict[int, StoredColumn]:
+        """What a row group takes, by the numbers of the leaves. Raises ValueError where that is too much."""
         leaves = list(self._leaves.values())
-        found = []
-        for group in range(source.parquet.metadata.num_row_groups):
-            stored = dict(zip(leaves, source.columns(group, leaves), strict=True))
-            total = together(list(stored.values())).plain_bytes
-            if total > MAX_SIDECAR_VALUE_BYTES:
-                raise ValueError(f"{total} bytes of texts in row group {group}, limit {MAX_SIDECAR_VALUE_BYTES}")
-            for leaf, column in stored.items():
-                held = source.parquet.schema.column(leaf)
-                if column.shares_prefixes and held.max_repetition_level:
-                    remedy = "write it with column_encoding PLAIN"
-                    raise ValueError(f"{held.path[:80]}: a list of strings as DELTA_BYTE_ARRAY; {remedy}")
-            found.append(stored)
-        return found
+        stored = dict(zip(leaves, self._source.columns(group, leaves), strict=True))
+        total = together(list(stored.values())).plain_bytes
+        if total > MAX_SIDECAR_VALUE_BYTES:
+            raise ValueError(f"{total} bytes of texts in row group {group}, limit {MAX_SIDECAR_VALUE_BYTES}")
+        for leaf, column in stored.items():
+            held = self._source.parquet.schema.column(leaf)
+            if column.shares_prefixes and held.max_repetition_level:
+                remedy = "write it with column_encoding PLAIN"
+                raise ValueError(f"{held.path[:80]}: a list of strings as DELTA_BYTE_ARRAY; {remedy}")
+        return stored
 
-    def _batch_rows(self, group: int) -> int:
+    def _folding(self, stored: Mapping[int, StoredColumn]) -> pq.ParquetFile:
+        """The file with the dictionaries of a row group as they are, opened anew where others were read before."""
+        folded = self._source.foldable(self._leaves, [stored])
+        if self._parquet is None or folded != self._folded:
+            self._parquet, self._folded = self._source.keeping_dictionaries(folded), folded
+        return self._parquet
+
+    def _batch_rows(self, stored: Mapping[int, StoredColumn]) -> int:
         """How many rows are decoded at a time. Of some encodings, a few bytes are a long value in each row."""
         unfolded = sum(
             column.plain_bytes
             for path, leaf in self._leaves.items()
-            if path not in self._folded and (column := self._stored[group][leaf]).unfolds
+            if path not in self._folded and (column := stored[leaf]).unfolds
         )
         return max(1, min(READ_ROWS, MAX_SIDECAR_VALUE_BYTES // max(unfolded, 1)))
 

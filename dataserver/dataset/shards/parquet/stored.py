@@ -6,9 +6,9 @@ Arrow decodes a column: sizes and encodings that it will meet are known then.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.shards.parquet.footer import check_footer
+from dataserver.dataset.shards.parquet.held_file import HeldRanges, RangesFile
 from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
@@ -71,6 +73,11 @@ class OpenParquet:
     """The file with its footer; nothing of it was decoded."""
     handle: pa.NativeFile
     ranges: StoredFile
+
+    def held_by(self, reader: HashingReader) -> Self:
+        """Return the file, whose columns are read from what a reader holds, as far as it does."""
+        ranges = HeldRanges(reader, self.ranges)
+        return replace(self, handle=pa.PythonFile(RangesFile(ranges, reader.size), "r"), ranges=ranges)
 
     def column(self, group: int, leaf: int) -> StoredColumn:
         """Return where the values of a column lie in a row group, as `stored_column` finds them."""
