@@ -13,6 +13,7 @@ from dataserver.planning.job.identity import parse_job
 from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
 from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, SampleSizes, StepSamples, Task
+from trainclient.layouts.contrastive.degrees import contrastive
 from trainclient.layouts.pipelined.degrees import pipelined
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
@@ -108,6 +109,20 @@ def test_videos_with_timestamps_are_simulated_with_the_tokens_that_servers_plan(
     planned, samples = drawn(found)
     assert set(samples.tokens.tolist()) == {2 + (4 + 2) + (54 + 2) + 10, 2 + (4 + 2) + 10}
     assert set(item_marks(samples, planned.sizing)[samples.image_modality == VIDEO].tolist()) == {30}
+
+
+def test_towers_are_simulated_without_the_times_of_frames() -> None:
+    """Sizes that were made with timestamps may be given for towers too, whose jobs must not state any."""
+    towers = (Network("image", "tower", SIZE, modality="image"), Network("text", "tower", SIZE, modality="text"))
+    sizing = Sizing.model_validate(TOLD)
+    stream = Stream(8, 64, packed=False, contrastive_batch=8, sizing=sizing)
+    sizes = workload([SampleSize(1, 10, (16,))], stream)
+    found = Problem(towers, cluster("h100", 2, 2), sizes, max_tp=1)
+    choice = contrastive(found)[0]
+    job = parse_job({"stream": stream_block(found), "execution": execution_block(found, choice)})
+    assert job.stream.sizing.video is not None
+    assert job.stream.sizing.video.timestamps is None
+    assert simulate(found, choice, execution_block(found, choice), [0]).mean_ns > 0
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def _sizing(workload: Workload) -> dict[str, Any]:
             "tiles": [[[0] * len(ids) for ids in row] for row in marks.tiles],
         }
     if has_timestamps(stream.sizing):
-        found["video"]["timestamps"] = {"digits": [0] * 10, "point": [], "after": []}
+        no_ids = {"digits": [0] * 10, "point": [], "after": []}
+        found["video"]["timestamps"] = no_ids if stream.contrastive_batch is None else None  # towers see no videos
     return found
 
 

@@ -351,6 +351,12 @@ class Stream(SpecModel):
                 "towers see whole images, whose embeddings meet no tokens: leave sizing.tiles and sizing.marks out"
             )
         timestamps = None if self.sizing.video is None else self.sizing.video.timestamps
+        if self.contrastive_batch is not None and timestamps is not None:
+            raise ValueError(
+                f"sizing.video.timestamps has the ids {[*timestamps.ids]}, and contrastive_batch is "
+                f"{self.contrastive_batch}; towers see an image and its text, and no times of frames: leave "
+                "sizing.video.timestamps out"
+            )
         for name, of in (("sizing.marks", self.sizing.marks), ("sizing.video.timestamps", timestamps)):
             ids = () if of is None else of.ids
             if max(ids, default=0) >= self.tokenizer.vocab_size:

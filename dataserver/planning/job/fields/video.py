@@ -95,9 +95,9 @@ class VideoSizing(SpecModel):
     """Steps per second along the time axis of `rotary_positions`, like `tokens_per_second` of Qwen2.5-VL, which is 2.
     By default every `temporal_patch` frames are one step (Qwen2-VL)."""
     timestamps: Timestamps | None = None
-    """Only with `qwen3`: the text around each group of frames, as Qwen3-VL's processor writes it; each group then has
-    the positions of an image. A server fills it in if conversations leave `template` to it and the tokenizer's folder
-    has that processor. By default groups follow each other without text."""
+    """Only with `qwen3`, and not with `contrastive_batch`: the text around each group of frames, as Qwen3-VL's
+    processor writes it; each group then has the positions of an image. A server fills it in if conversations leave
+    `template` to it and the tokenizer's folder has that processor. By default groups follow each other without text."""
 
     @model_validator(mode="before")
     @classmethod

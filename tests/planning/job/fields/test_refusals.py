@@ -202,6 +202,7 @@ def exchange(*degrees: int) -> list[dict[str, int]]:
     return [{"degree": d, "unit_ps": 1} for d in degrees]
 
 
+TIMES = {"before": [5], "digits": [*range(10, 20)], "point": [6], "after": [7]}
 BAD_JOBS = [
     (
         of_modules({"name": "vit2", "kind": "encoder"}),
@@ -258,6 +259,11 @@ BAD_JOBS = [
     (
         grouped({"max_degree": 1}, balance="none"),
         "module llm has balance none; groups themselves spread the sequences: leave balance out",
+    ),
+    (
+        contrastive({"sizing": {"video": {"rule": "qwen3", "timestamps": TIMES}}}),
+        r"sizing.video.timestamps has the ids \[5, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 6, 7\], and "
+        r"contrastive_batch is 4; towers see .* no times of frames: leave sizing.video.timestamps out",
     ),
     (
         contrastive({}, layout={"kind": "pipelined"}),
