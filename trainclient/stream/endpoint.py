@@ -92,6 +92,9 @@ class MessageStream(Cancellable, Iterator[bytes], Protocol):
     def is_active(self) -> bool:
         """Whether the call goes on."""
 
+    def code(self) -> grpc.StatusCode:
+        """How the call ended; waits until it has."""
+
 
 class CallGuard:
     """Lets one thread end what another one waits for: a call, or a pause between calls."""

@@ -3,6 +3,7 @@
 import logging
 
 from disttrain.v1.data_service_pb2 import DirectOffer, EndDirectRequest
+from grpc import StatusCode
 
 from trainclient.stream.buffers import Buffers
 from trainclient.stream.direct import DirectConnection, DirectError
@@ -67,16 +68,19 @@ class Payloads:
 
         Raises:
             CutStreamError: the server has ended the stream already, and the payload is lost; it is to be opened again.
+            RpcError: the same, since the stream has failed.
+            IdleEndError: the server ended the stream, because nothing was taken.
         """
         if self._direct is None or (error := self._direct.error) is None:
             return False
+        if direct:
+            self._begin_again(error, cursor)
+            return True
         restarted = self._leave(error, cursor)
-        self._said(error)
+        if restarted or not self._has_failed():
+            self._said(error)
         if restarted:
             skip_to_restart(self._call, cursor)
-        elif direct:
-            self._fleet.avoid_direct.add(self._endpoint.address)  # else the next stream may end so again
-            raise CutStreamError(f"the stream ended with its data connection: {error}")
         return restarted
 
     def tensors(self, cursor: Cursor, table: TensorTable, *, direct: bool) -> dict[str, Array] | None:
@@ -142,6 +146,10 @@ class Payloads:
         answer = self._endpoint.unary(lambda stub: stub.EndDirect, request, timeout_s, self._guard)
         self._guard.hold(self._call)
         return answer.restarted
+
+    def _has_failed(self) -> bool:
+        """Whether the stream is over and not in order, so that its reader will not go on with it."""
+        return not self._call.is_active() and self._call.code() is not StatusCode.OK
 
     def _said(self, error: DirectError) -> None:
         self._fleet.direct_fallbacks += 1
