@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs
 
 from dataserver.planning.job.identity import Job, parse_job
+from dataserver.planning.plan.plan import StepPlan
+from dataserver.planning.planner import plan_step
 from dataserver.planning.stream.samples import StepSamples
 
 PROFILE = PROFILES["7b-192k"]
@@ -93,3 +95,10 @@ def grouped_steps(draw: st.DrawFn) -> tuple[Job, StepSamples]:
     job = parse_job(data)
     samples = make_samples(job, draw(st.integers(0, 2 * batch)), draw(st.integers(0, 2**32)), draw(st.integers(0, 2)))
     return job, samples
+
+
+def sample_groups() -> StepPlan:
+    """A plan whose groups were searched for."""
+    stream = {"seq_len": 600, "global_batch": 32, "sizing": {"max_patches": 256}, "generation": {"ratio": "0.5"}}
+    job = parse_job(grouped_data(8, 150, {"max_degree": 8}, stream=stream, encoder=3, generator=2))
+    return plan_step(job, 7, make_samples(job, 60, 4, 2))

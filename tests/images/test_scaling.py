@@ -6,6 +6,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from hashlib import sha256
+from itertools import accumulate
 from math import floor
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def triangle(old: int, new: int, extent: Fraction) -> list[list[Fraction]]:
         heights = [
             max(Fraction(0), 1 - abs(k + Fraction(1, 2) - (y + Fraction(1, 2)) * scale) / reach) for k in range(old)
         ]
-        rows.append([height / sum(heights) for height in heights])
+        total = sum(heights)
+        rows.append([height / total for height in heights])
     return rows
 
 
@@ -62,7 +64,7 @@ def test_weights_are_rounded_as_running_sums_and_rows_once(old: int, new: int, s
     rows = scaled(pixels, (2, old), (2, new))
     columns = scaled(pixels.swapaxes(0, 1).copy(), (old, 2), (new, 2)).swapaxes(0, 1)
     for y, row in enumerate(triangle(old, new, Fraction(old))):
-        sums = [floor(256 * sum(row[: k + 1]) + Fraction(1, 2)) for k in range(old)]
+        sums = [floor(256 * total + Fraction(1, 2)) for total in accumulate(row)]
         weights = np.diff([0, *sums])
         expected = (np.tensordot(weights, pixels.astype(np.int64), 1) + 128) // 256
         np.testing.assert_array_equal(rows[y], expected)

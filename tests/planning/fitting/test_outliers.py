@@ -157,18 +157,26 @@ def as_many_as_promised(sizes: Sizes, rng: np.random.Generator, which: str) -> n
     return np.array(hit)
 
 
-@pytest.mark.parametrize("which", ["smallest", "largest", "most frequent", "any"])
-@pytest.mark.parametrize("sizes", [mixed, tied, clustered, some_empty])
-def test_times_may_be_anything_as_far_as_promised(sizes: Callable[..., Sizes], which: str) -> None:
-    for seed, how in enumerate((slower, three_times, preempted, anything)):
-        rng, case, num = np.random.default_rng(seed), seed % len(COSTS), 91 + 40 * seed
-        microbatches = sizes(rng, num, *RANGES[case])
-        hit = as_many_as_promised(microbatches, rng, which)
-        assert num / 4 < len(hit) < num / 2
-        found = fit(with_times(COSTS[case], microbatches, rng, hit, how))
-        assert error(found, COSTS[case]) < 0.02, how.__name__
-        assert found.num_microbatches + found.num_outliers == num
-        assert found.r2_ppm > 999_000
+WAYS = (slower, three_times, preempted, anything)
+ANY_TWO = [
+    pytest.param(sizes, which, seed, marks=[] if (row + column) % len(WAYS) == seed else pytest.mark.long)
+    for row, sizes in enumerate((mixed, tied, clustered, some_empty))
+    for column, which in enumerate(("smallest", "largest", "most frequent", "any"))
+    for seed in range(len(WAYS))
+]
+"""Sizes, the disturbed among them, and the way: any two of these meet in continuous integration."""
+
+
+@pytest.mark.parametrize(("sizes", "which", "seed"), ANY_TWO)
+def test_times_may_be_anything_as_far_as_promised(sizes: Callable[..., Sizes], which: str, seed: int) -> None:
+    rng, case, num = np.random.default_rng(seed), seed % len(COSTS), 91 + 40 * seed
+    microbatches = sizes(rng, num, *RANGES[case])
+    hit = as_many_as_promised(microbatches, rng, which)
+    assert num / 4 < len(hit) < num / 2
+    found = fit(with_times(COSTS[case], microbatches, rng, hit, WAYS[seed]))
+    assert error(found, COSTS[case]) < 0.02
+    assert found.num_microbatches + found.num_outliers == num
+    assert found.r2_ppm > 999_000
 
 
 def test_beyond_the_promise_the_fit_follows_the_disturbed() -> None:
@@ -179,7 +187,7 @@ def test_beyond_the_promise_the_fit_follows_the_disturbed() -> None:
     assert error(fit(with_times(COSTS[0], sizes, rng, hit, three_times)), COSTS[0]) == pytest.approx(2, abs=0.02)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 @pytest.mark.parametrize("how", [slower, three_times, preempted])
 @pytest.mark.parametrize("case", range(len(COSTS)))
 def test_all_disturbed_microbatches_may_be_the_largest(case: int, how: How, seed: int) -> None:
@@ -188,8 +196,14 @@ def test_all_disturbed_microbatches_may_be_the_largest(case: int, how: How, seed
     assert error(fit(measured), COSTS[case]) < 0.02
 
 
-@pytest.mark.parametrize("where", [anywhere, among_the_larger_half, largest, first])
-@pytest.mark.parametrize("how", [slower, three_times, preempted])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        pytest.param(how, where, marks=[] if (column - row) % 3 == 0 else pytest.mark.long)
+        for row, how in enumerate((slower, three_times, preempted))
+        for column, where in enumerate((anywhere, among_the_larger_half, largest, first))
+    ],
+)
 def test_noise_to_one_side_moves_all_times_and_no_further(where: Where, how: How) -> None:
     """Of at least 0 %, in the mean 0.8 %: so much longer all of it takes."""
     rng = np.random.default_rng(17)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.grouped import sample_groups
 from builders.jobs import dataset, make_job
 from builders.pipelined import sample_plan
 from builders.samples import SyntheticDatasets
@@ -87,15 +88,22 @@ def test_every_part_of_a_plan_is_hashed() -> None:
     }  # fmt: skip
 
 
-def test_another_process_makes_the_same_plan() -> None:
-    code = "from builders.pipelined import sample_plan; print(sample_plan().hash.hex())"
+CODE = """
+from builders.grouped import sample_groups
+from builders.pipelined import sample_plan
+print(sample_plan().hash.hex(), sample_groups().hash.hex())
+"""
+
+
+def test_another_process_makes_the_same_plans() -> None:
     tests = Path(__file__).resolve().parents[2]
+    paths = ":".join(str(path) for path in (tests, tests.parent, tests.parent / "scripts"))
     for seed in ("0", "4711"):
-        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{tests}:{tests.parent}"}
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": paths}
         result = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=60, check=True
         )
-        assert result.stdout.strip() == sample_plan().hash.hex()
+        assert result.stdout.split() == [sample_plan().hash.hex(), sample_groups().hash.hex()]
 
 
 # Golden order and plans of a fixed job. If `order` below changes, the change is order-breaking and must raise

@@ -1,10 +1,7 @@
 """Plans of jobs with sequence groups: what holds for every job, and the published experiment as a job."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -386,28 +383,6 @@ def test_costs_beyond_int64_are_refused(terms: tuple[int, int], packed: bool) ->
     data = grouped_data(64, 10**6, {"max_degree": 64}, cost, stream=stream, encoder=0)
     with pytest.raises(JobSpecError, match=r"of module llm x its backward_percent could come to .* lower the costs"):
         parse_job(data)
-
-
-CODE = """
-from builders.grouped import grouped_data
-from builders.samples import make_samples
-from dataserver.planning.job.identity import parse_job
-from dataserver.planning.planner import plan_step
-stream = {"seq_len": 600, "global_batch": 32, "sizing": {"max_patches": 256}, "generation": {"ratio": "0.5"}}
-job = parse_job(grouped_data(8, 150, {"max_degree": 8}, stream=stream, encoder=3, generator=2))
-print(plan_step(job, 7, make_samples(job, 60, 4, 2)).hash.hex())
-"""
-
-
-def test_the_same_plan_in_every_process() -> None:
-    root = Path(__file__).parents[4]
-    environment = {"PYTHONPATH": f"{root}:{root / 'tests'}:{root / 'scripts'}", "PYTHONHASHSEED": "77"}
-    found = [
-        subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert found[0] == found[1]
-    assert len(found[0].strip()) == 64
 
 
 def test_the_budget_shrinks_with_what_there_is_to_search() -> None:
