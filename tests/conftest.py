@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from loaders.installing import install, python_of
 
-EXAMPLES_PERCENT = float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 25))
+EXAMPLES_PERCENT = float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 15))
 """The share of its examples that a Hypothesis test tries. `scripts/test --long` and `scripts/mutate` try all."""
-FEWEST_EXAMPLES = 20
+FEWEST_EXAMPLES = 12
 FUZZ_S = 10.0
 """How long fuzzing takes where all examples are tried: of requests, and of each kind of file."""
 # No test asserts on time: machines are shared, and a first call may compile a kernel.

@@ -20,9 +20,9 @@ def test_few_numbers(number: int) -> None:
     tried.append(number)
 
 
-def test_a_quarter_is_tried_unless_all_are_asked_for_and_few_are_never_fewer() -> None:
+def test_a_share_is_tried_unless_all_are_asked_for_and_few_are_never_fewer() -> None:
     for test, asked in ((test_numbers, 400), (test_few_numbers, 15)):
         tried.clear()
         test()
-        share = max(20, asked * float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 25)) / 100)
+        share = max(12, asked * float(os.environ.get("DISTTRAIN_TEST_EXAMPLES", 15)) / 100)
         assert len(tried) == min(asked, share)

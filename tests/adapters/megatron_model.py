@@ -103,7 +103,7 @@ def main(server: str) -> None:
             for name, found in gradients(model).items():
                 torch.testing.assert_close(found, wanted[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         assert all(float(g.abs().sum()) > 0 for g in wanted.values())
-    sys.stdout.write(f"loss {expected}\n")
+    sys.stderr.write(f"loss {expected}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Megatron's external data iterators over the stream: their batches, and a MimoModel of megatron-core."""
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,19 +13,26 @@ import torch
 from adapters.examples import variables
 from adapters.stubs import adapter_over, parallel_state
 from adapters.whole_jobs import mixed_job, one_pass, text_job, whole_job
+from cli.forked import forks, run_script
 
 from trainclient.adapters.full_model import FullModelMicrobatch, FullModelStream
 from trainclient.stream.errors import ClosedError, StateError
 
 
 @pytest.mark.slow
-def test_loss_and_gradients_are_those_of_each_sample_alone(server: str) -> None:
+def test_loss_and_gradients_are_those_of_each_sample_alone(server: str, tmp_path: Path) -> None:
     """Of one step of a MimoModel, read by one rank and by two, in the megatron-core that is installed beside us."""
-    script = Path(__file__).with_name("megatron_model.py")
-    line = [sys.executable, script, server]
-    found = subprocess.run(line, env=variables(), capture_output=True, text=True, check=False, timeout=200)
-    assert found.returncode == 0, found.stderr[-3000:]
-    assert found.stdout.startswith("loss ")
+    words, errors = [str(Path(__file__).with_name("megatron_model.py")), server], tmp_path / "errors"
+    process = forks().Process(target=run_script, args=(words, variables(), errors))
+    process.start()
+    try:
+        process.join(200)
+    finally:
+        process.kill()
+        process.join()
+    said = errors.read_text()
+    assert process.exitcode == 0, said[-3000:]
+    assert said.splitlines()[-1].startswith("loss ")
 
 
 @pytest.fixture

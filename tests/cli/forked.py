@@ -4,6 +4,7 @@ A fork costs milliseconds, an interpreter with its imports one to eight seconds 
 """
 
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -139,6 +140,7 @@ def _has_stderr(pid: int, pipe: os.stat_result) -> bool:
 def run_script(words: list[str], environment: Mapping[str, str], errors: Path) -> None:
     """Be the process of a script and its arguments: in the folder of the file that gets its stderr, with these
     variables alone. For a process that was forked."""
+    gc.freeze()
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     os.chdir(errors.parent)
@@ -147,6 +149,7 @@ def run_script(words: list[str], environment: Mapping[str, str], errors: Path) -
 
 
 def _run_on(words: list[str], folder: Path, environment: Mapping[str, str], errors: Connection) -> None:
+    gc.freeze()  # else every search for garbage goes through all that was imported, and copies its pages
     os.dup2(errors.fileno(), 2)
     errors.close()
     os.chdir(folder)
@@ -155,6 +158,7 @@ def _run_on(words: list[str], folder: Path, environment: Mapping[str, str], erro
 
 
 def _run(words: list[str], folder: Path, environment: Mapping[str, str], output: Sequence[Path]) -> None:
+    gc.freeze()
     for number, path in enumerate(output, 1):
         with path.open("w") as file:
             os.dup2(file.fileno(), number)

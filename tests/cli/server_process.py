@@ -53,9 +53,14 @@ class Done:
 
 
 def spawn(*arguments: str | Path) -> Done:
-    """Run a command to its end in another process, which takes a second for its imports alone."""
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return Done(done.returncode, done.stdout, done.stderr)
+    """Run a command to its end in another process, which is forked."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with PreforkedProcess(dataserver(*arguments), **pipes) as process:
+        try:
+            out, errors = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    return Done(process.returncode, out, errors)
 
 
 def run(*arguments: str | Path) -> Done:

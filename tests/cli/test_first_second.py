@@ -53,7 +53,12 @@ def test_every_command_is_among_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "delay_s"), [(name, d) for i, name in enumerate(COMMANDS) for d in MOMENTS_S[i % 2 :: 2]]
+    ("name", "delay_s"),
+    [
+        pytest.param(name, delay_s, marks=[] if (i + j) % len(MOMENTS_S) == 0 else pytest.mark.long)
+        for i, name in enumerate(COMMANDS)
+        for j, delay_s in enumerate(MOMENTS_S)
+    ],
 )
 def test_ctrl_c_ends_in_one_line(name: str, delay_s: float, tmp_path: Path) -> None:
     """Counted from the first line that the command says: before it, Python itself is starting."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cli.preforked import PreforkedProcess
-from cli.server_process import command, dataserver
+from cli.server_process import command, dataserver, serving
 from ports import free_addresses
 from serving.harness import VIEWS, index, job_data, running
 from shards import write_interleaved, write_pairs
@@ -34,6 +34,14 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pairs": index(write_pairs(root / "pairs", 40, 16, seed=1)),
         "docs": index(write_interleaved(root / "docs", 24, 8, seed=2)),
     }
+
+
+@pytest.fixture(scope="module")
+def address(datasets: dict[str, Path]) -> Iterator[Address]:
+    """That of a server which no test ends."""
+    flags = [f for name, path in datasets.items() for f in ("--dataset", f"{name}={path}")]
+    with serving(*flags) as server:
+        yield server.address
 
 
 @pytest.fixture
@@ -73,8 +81,7 @@ def digest(batch: Batch) -> Digest:
     )
 
 
-def test_views_of_one_plan_as_torch_tensors(start) -> None:
-    _, address = start()
+def test_views_of_one_plan_as_torch_tensors(address: Address) -> None:
     views: dict[tuple[str, int], list[Batch]] = {}
     for module, rank in VIEWS:
         with DataClient(address, job_data(), module, rank) as client:
@@ -128,8 +135,7 @@ def test_losing_a_server_in_mid_stream_changes_no_byte(start, signum: int, modul
     assert found == undisturbed
 
 
-def test_resume_and_selected_tensors(start) -> None:
-    _, address = start()
+def test_resume_and_selected_tensors(address: Address) -> None:
     with DataClient(address, job_data(), "llm", 0, tensors=["labels", "cu_lengths"]) as client:
         everything = list(client)
         assert all(set(b.tensors) == {"labels", "cu_lengths"} for b in everything)
@@ -138,8 +144,7 @@ def test_resume_and_selected_tensors(start) -> None:
             assert [digest(b) for b in client] == [digest(b) for b in everything if b.step >= step]
 
 
-def test_jobs_are_filled_in_as_the_servers_do_it(start, datasets: dict[str, Path]) -> None:
-    _, address = start()
+def test_jobs_are_filled_in_as_the_servers_do_it(address: Address, datasets: dict[str, Path]) -> None:
     catalog = Catalog.open(load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0"}))
     with DataClient(address, job_data(), "llm", 0) as client:
         assert client.job == parse_job(fill_job(job_data(), catalog))
@@ -148,8 +153,7 @@ def test_jobs_are_filled_in_as_the_servers_do_it(start, datasets: dict[str, Path
         assert client.report_step_times(0, step_time_s=1.0, data_wait_s=0.5)
 
 
-def test_samples_of_a_microbatch_are_described(start, datasets: dict[str, Path]) -> None:
-    _, address = start()
+def test_samples_of_a_microbatch_are_described(address: Address, datasets: dict[str, Path]) -> None:
     with DataClient(address, job_data(), "vit", 0) as client:
         items = next(batch.items for batch in client if len(batch.items))
         for position, name in enumerate(("pairs", "docs")):
@@ -164,24 +168,24 @@ def test_samples_of_a_microbatch_are_described(start, datasets: dict[str, Path])
         assert raised.value.reason == "SAMPLE_UNKNOWN"
 
 
-def test_a_fleet_with_one_server_that_has_other_data(start, datasets: dict[str, Path], tmp_path: Path) -> None:
+def test_a_fleet_with_one_server_that_has_other_data(
+    address: Address, datasets: dict[str, Path], tmp_path: Path
+) -> None:
     """The odd server is at fault, not the job: whoever asks it first goes on at the other one."""
-    _, right = start()
     other = {"pairs": index(write_pairs(tmp_path / "other", 12, 6, seed=9)), "docs": datasets["docs"]}
     settings = load_config(None, {"datasets": datasets, "listen": "127.0.0.1:0"})
     job = parse_job(fill_job(job_data(), Catalog.open(settings)))
     with running(other) as odd:
-        for addresses in ([right, odd.address], [odd.address, right]):  # one of them begins with the odd one
+        for addresses in ([address, odd.address], [odd.address, address]):  # one of them begins with the odd one
             with DataClient(addresses, job, "llm", 0) as client:
                 assert len({batch.step for batch in client}) == 4
-                assert client.fleet.endpoints[client.fleet.current].address == right
+                assert client.fleet.endpoints[client.fleet.current].address == address
         with pytest.raises(DataServiceError, match="has fingerprint") as raised:
             DataClient(odd.address, job, "llm", 0)
         assert raised.value.reason == "DATASET_MISMATCH"
 
 
-def test_refusals_of_a_real_server(start) -> None:
-    _, address = start()
+def test_refusals_of_a_real_server(address: Address) -> None:
     wrong = job_data()
     wrong["stream"]["datasets"][0]["fingerprint"] = "0" * 64
     with pytest.raises(DataServiceError, match="has fingerprint 000") as raised:
@@ -213,8 +217,7 @@ def test_a_server_that_restarts_at_the_same_address(start, datasets: dict[str, P
     assert found == undisturbed
 
 
-def test_labels_are_those_of_the_tokens(start) -> None:
-    _, address = start()
+def test_labels_are_those_of_the_tokens(address: Address) -> None:
     with DataClient(address, job_data(generation={"ratio": "0"}), "llm", 0) as client:
         for batch in client:
             tokens, labels = batch.tensors["token_ids"].numpy(), batch.tensors["labels"].numpy()

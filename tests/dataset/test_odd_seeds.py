@@ -30,7 +30,7 @@ from dataserver.dataset import (
 )
 from dataserver.images import fault_of, silence_pillow_warnings
 
-SEEDS = 60
+SEEDS = 20
 """In continuous integration; a thousand with --long."""
 AT_ONCE = 10
 IGNORED = ("README", ".hidden.txt", "folder/.hidden", "._0.jpg")

@@ -29,6 +29,7 @@ from dataserver.dataset import (
 from dataserver.images import fault_of
 
 SEEDS: Final = 60
+"""What the generator draws between them, a test says."""
 AT_ONCE: Final = 20
 
 
@@ -99,7 +100,9 @@ def check(folder: Path, seed: int) -> None:
                 assert keys == [key for name, key, _ in made.unencodable(caption.name) if name == shard.name], seed
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(AT_ONCE, SEEDS, AT_ONCE))]
+)
 def test_what_is_served_and_found_by_rules_is_what_the_generator_says(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         check(tmp_path / f"{seed}", seed)

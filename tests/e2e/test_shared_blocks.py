@@ -52,7 +52,7 @@ class Fleet:
         stack.callback(self.member.close)
 
 
-@pytest.mark.parametrize("part", [1, 4], ids=["room for all", "room for a part"])
+@pytest.mark.parametrize("part", [pytest.param(1, marks=pytest.mark.long), 4], ids=["room for all", "room for a part"])
 def test_a_folder_of_blocks_serves_two_fleets(no_stores: None, tmp_path: Path, part: int) -> None:
     """Names of objects and jobs are the same, contents are not; each may take as much as the other one."""
     blocks, most = tmp_path / "blocks", 1 << 30

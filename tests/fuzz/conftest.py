@@ -1,4 +1,4 @@
-"""How long the tests of this folder try inputs: `--fuzz-seconds`, 2.5 by default, hours if you like."""
+"""How long the tests of this folder try inputs: `--fuzz-seconds`, 1.5 by default, hours if you like."""
 
 from pathlib import Path
 

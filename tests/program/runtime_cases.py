@@ -1,8 +1,8 @@
 """Jobs and processes for the tests of the disaggregated runtime.
 
-`python runtime_cases.py` forks the processes of a pool, so that all is imported once. For each line that one gets, it
-joins the others through torchrun's environment variables, runs one step of every case, saves the gradients of its
-module, and answers with a line.
+The processes of a pool fork from one that has imported everything, which is forked itself (`cli.forked`). For each line
+that one gets, it joins the others through torchrun's environment variables, runs one step of every case, saves the
+gradients of its module, and answers with a line.
 """
 
 import atexit
@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -28,6 +28,7 @@ import torch
 import torch._dynamo  # the first layer or optimizer would import it, in each process
 import torch.distributed as dist
 from builders.jobs import compose, module
+from cli.forked import forks
 from ports import free_ports
 from program.nccl_record import Recorder
 from torch.distributed.tensor import DTensor
@@ -54,7 +55,6 @@ from trainclient.training.signals import StopSignals
 from trainclient.training.streams import Streams
 from trainclient.training.tied_heads import TiedHeads
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS_TIMEOUT_S = 200
 CLOSE_TIMEOUT_S = 20
 DONE = "done\n"
@@ -240,7 +240,7 @@ class Pool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._mother: subprocess.Popen[bytes] | None = None
+        self._mother: BaseProcess | None = None
         self._ranks: dict[int, Rank] = {}
 
     def run(self, cases: Sequence[Case], folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -283,20 +283,16 @@ class Pool:
         if self._mother is not None:
             self._requests.close()
             self._mother.kill()
-            self._mother.wait()
+            self._mother.join()
             self._mother = None
 
     def _rank(self, rank: int) -> "Rank":
         """The process of a rank, started if there is none."""
         if self._mother is None:
             self._requests, theirs = socket.socketpair()
-            path = f"{REPOSITORY}:{REPOSITORY / 'protos'}:{REPOSITORY / 'tests'}:{REPOSITORY / 'scripts'}"
             with theirs:
-                self._mother = subprocess.Popen(
-                    [sys.executable, __file__],
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                    stdin=theirs,
-                )
+                self._mother = forks().Process(target=fork_ranks, args=(theirs,), daemon=True)
+                self._mother.start()
         if rank not in self._ranks:
             ours, theirs = socket.socketpair()
             with theirs, self._errors(rank).open("w") as errors:
@@ -475,8 +471,8 @@ def train(case: Case, layout: Topology, groups: Groups, folder: Path) -> None:
     (folder / f"{case.name}.{groups.rank}.bytes").write_text(str(size))
 
 
-def main() -> None:
-    """Fork a process for each request on stdin, which brings where it reads and writes lines, and its stderr."""
+def fork_ranks(requests: socket.socket) -> None:
+    """Fork a process for each request, which brings where it reads and writes lines, and its stderr."""
     torch.set_num_threads(1)
     for kind in LAYOUTS:  # the first step would import them, in each process
         import_module(f"dataserver.planning.layouts.{kind}.layout")
@@ -484,7 +480,7 @@ def main() -> None:
             layout_part(kind, part)
     gc.freeze()  # else every search for garbage goes through all that was imported, and copies its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
-    with socket.socket(fileno=sys.stdin.fileno()) as requests:
+    with requests:
         while descriptors := socket.recv_fds(requests, 1, 2)[1]:
             if not os.fork():
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -513,6 +509,7 @@ def run_rank(connection: socket.socket) -> NoReturn:
                 run_cases()
                 # Process groups lie in cycles, and each has a thread of gloo that wakes up 100 times a second.
                 gc.collect()
+                gc.freeze()  # a trainer has thawed what was imported
                 print(DONE, end="", file=talk, flush=True)
     except Exception:
         traceback.print_exc()
@@ -520,7 +517,3 @@ def run_rank(connection: socket.socket) -> NoReturn:
         os._exit(1)  # as the trainer does: an orderly exit may wait for the others
     atexit._run_exitfuncs()  # coverage's
     os._exit(0)  # taking apart all that was imported would copy its pages, for a second
-
-
-if __name__ == "__main__":
-    main()

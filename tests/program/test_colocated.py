@@ -126,12 +126,12 @@ HOPS = {
     ("degrees", "options"),
     [
         (together(3), {"global_batch": 9}),
-        (together(2), HOPS),
+        pytest.param(together(2), HOPS, marks=pytest.mark.long),
         (together(4, second_encoder=True, second_generator=True), HOPS),
         (together(2, generator=0), {"generation": {"ratio": "0"}, "transfers": HOPS["transfers"][:1]}),
-        (together(2, frozen=("vit",)), HOPS),
+        pytest.param(together(2, frozen=("vit",)), HOPS, marks=pytest.mark.long),
         (together(2, frozen=("vit", "llm"), second_encoder=True), HOPS),
-        (together(2, frozen=("llm",)), HOPS),
+        pytest.param(together(2, frozen=("llm",)), HOPS, marks=pytest.mark.long),
         (together(2, second_encoder=True, second_generator=True, retained=(64, 192)), HOPS),
         (
             together(2, generator=0, retained=(64, 0)),

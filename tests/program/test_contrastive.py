@@ -113,8 +113,8 @@ HOPS = {"transfers": [HOP]}
 @pytest.mark.parametrize(
     ("degrees", "options"),
     [
-        (SMALL, {"interaction_ns": 5_000}),
-        (STAGED, {"microbatches": 2, "interaction_ns": 70_000, **HOPS}),
+        pytest.param(SMALL, {"interaction_ns": 5_000}, marks=pytest.mark.long),
+        pytest.param(STAGED, {"microbatches": 2, "interaction_ns": 70_000, **HOPS}, marks=pytest.mark.long),
         (STAGED, {"microbatches": 4, "schedule": "batch_sync", **HOPS}),
         ({"image": (2, 3), "text": (1, 2)}, {"microbatches": 2, "extra_in_flight": 1, "interaction_ns": 9_000, **HOPS}),
         (THREE, {"microbatches": 2, "interaction_ns": 5_000}),
@@ -170,7 +170,7 @@ def test_a_run_resumes_and_goes_on_with_other_degrees(fleet: Fleet, pool: Pool, 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("degrees", [STAGED, TENSOR_PARALLEL], ids=str)
+@pytest.mark.parametrize("degrees", [STAGED, pytest.param(TENSOR_PARALLEL, marks=pytest.mark.long)], ids=str)
 def test_losses_and_recall_of_a_held_out_stream_are_those_of_one_process(
     fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees
 ) -> None:

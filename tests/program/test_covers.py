@@ -4,7 +4,7 @@ Of each layout a few degrees, for which processes are started, and for each of t
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import islice, product
@@ -28,6 +28,8 @@ SHARDING = ("none", "zero2", "zero3")
 fits_eight = partial(fits, processes=8)
 PIPELINED = cover({name: PIPELINES[name] for name in DEGREES}, fits_eight)
 """Degrees of pipelines, every pair of values together."""
+FEW = 5
+"""Of these, for continuous integration: with one row each, every value of every choice comes."""
 REST: Factors = {name: values for name, values in PIPELINES.items() if name not in DEGREES}
 PIPELINED_ROWS = covering(
     [row for of, rest in product(PIPELINED, every(REST, lambda _: True)) if fits_eight(row := of | rest)]
@@ -54,6 +56,8 @@ GROUPED: Factors = {
     "schedule": ("1f1b", "gpipe"),
 }
 TOWERS = {"image 2": SMALL, "stages": STAGED, "tp": TENSOR_PARALLEL, "image 2 x 2 and text 1 x 2": WIDE}
+FEW_TOWERS = ("tp", "image 2 x 2 and text 1 x 2")
+"""Of these, for continuous integration; every value of every other choice comes."""
 CONTRASTIVE: Factors = {
     "degrees": tuple(TOWERS),
     "frozen": ((), ("image",), ("text",)),
@@ -63,6 +67,10 @@ CONTRASTIVE: Factors = {
     "schedule": ("distmm_pipe", "batch_sync"),
     "microbatches": (1, 2),
 }
+
+
+Some = Callable[[dict[str, Row]], dict[str, Row]]
+"""Chooses rows."""
 
 
 def named(rows: Iterable[Row]) -> dict[str, Row]:
@@ -109,9 +117,15 @@ def pipelined_rows(of: Row) -> dict[str, Row]:
     return named(row for row in PIPELINED_ROWS if row.items() >= of.items())
 
 
-@pytest.mark.parametrize("of", PIPELINED, ids=lambda of: str(degrees_of(of)))
+def long_unless(chosen: Iterable[Any], everything: Iterable[Any]) -> list[Any]:
+    """All of them, those that were not chosen for the long tests."""
+    few = list(chosen)
+    return [one if one in few else pytest.param(one, marks=pytest.mark.long) for one in everything]
+
+
+@pytest.mark.parametrize("of", long_unless(PIPELINED[:FEW], PIPELINED), ids=lambda of: str(degrees_of(of)))
 def test_pipelined(fleet: Fleet, pool: Pool, tmp_path: Path, of: Row) -> None:
-    """Any two degrees, and every other choice; the next test has any two of all choices."""
+    """Every value of every choice, and with the long ones any two degrees; the next test has any two of all choices."""
     check(fleet, pool, tmp_path, dict(islice(pipelined_rows(of).items(), 1)), degrees_of(of))
 
 
@@ -136,27 +150,47 @@ def test_any_two_choices_of_a_pipeline_on_eight_processes_meet() -> None:
     assert met == frozenset().union(*map(pairs, every(PIPELINES, fits_eight)))
     assert len(met) > 300
     assert all(any(row.items() >= of.items() for row in PIPELINED_ROWS) for of in PIPELINED)
-    tried = [row for of in PIPELINED for row in islice(pipelined_rows(of).values(), 1)]
+    tried = [row for of in PIPELINED[:FEW] for row in islice(pipelined_rows(of).values(), 1)]
     assert all({row[name] for row in tried} == {*values} for name, values in PIPELINES.items())
 
 
-def first_of(factors: Factors) -> list[Any]:
-    """The degrees of a layout; all but the first are for the long tests."""
-    first, *others = factors["degrees"]
-    return [first, *(pytest.param(degrees, marks=pytest.mark.long) for degrees in others)]
+def test_every_choice_of_towers_is_tried() -> None:
+    tried = [row for degrees in FEW_TOWERS for row in rows_of(CONTRASTIVE, degrees).values()]
+    others = {name: values for name, values in CONTRASTIVE.items() if name != "degrees"}
+    assert all({row[name] for row in tried} == {*values} for name, values in others.items())
 
 
-@pytest.mark.parametrize("degrees", first_of(COLOCATED), ids=str)
-def test_colocated(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
-    check(fleet, pool, tmp_path, rows_of(COLOCATED, degrees), degrees)
+def each_value(rows: dict[str, Row]) -> dict[str, Row]:
+    """Some of the rows, in which every value of every choice comes that comes in any."""
+    left, found = {value for row in rows.values() for value in row.items()}, dict[str, Row]()
+    while left:
+        name = max(rows, key=lambda one: len(left & rows[one].items()))
+        found[name] = rows[name]
+        left -= rows[name].items()
+    return found
 
 
-@pytest.mark.parametrize("degrees", first_of(GROUPED), ids=str)
-def test_grouped(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees) -> None:
-    check(fleet, pool, tmp_path, rows_of(GROUPED, degrees), degrees, backbone=HEADS, **MIXED)
+def of_layout(factors: Factors) -> list[Any]:
+    """The first degrees of a layout with some rows; for the long tests all degrees with all of them."""
+    everything = [pytest.param(degrees, dict, marks=pytest.mark.long) for degrees in factors["degrees"]]
+    return [(factors["degrees"][0], each_value), *everything]
 
 
-@pytest.mark.parametrize("degrees", TOWERS)
+@pytest.mark.parametrize(
+    ("degrees", "some"), of_layout(COLOCATED), ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_colocated(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, some: Some) -> None:
+    check(fleet, pool, tmp_path, some(rows_of(COLOCATED, degrees)), degrees)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "some"), of_layout(GROUPED), ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_grouped(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: Degrees, some: Some) -> None:
+    check(fleet, pool, tmp_path, some(rows_of(GROUPED, degrees)), degrees, backbone=HEADS, **MIXED)
+
+
+@pytest.mark.parametrize("degrees", long_unless(FEW_TOWERS, TOWERS))
 def test_contrastive(fleet: Fleet, pool: Pool, tmp_path: Path, degrees: str) -> None:
     """With an image that cannot be decoded in `understanding`."""
     cases = []

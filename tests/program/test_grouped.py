@@ -162,12 +162,12 @@ SEVERAL = Degrees(2, 4, 1, 2, group=4)
     ("degrees", "options"),
     [
         (ALONE, TEXTS),
-        (ALONE, {**TEXTS, "layout": {"policy": "homogeneous"}}),
-        (BESIDE, {**MIXED, **HOPS}),
+        pytest.param(ALONE, {**TEXTS, "layout": {"policy": "homogeneous"}}, marks=pytest.mark.long),
+        pytest.param(BESIDE, {**MIXED, **HOPS}, marks=pytest.mark.long),
         (SEVERAL, {**MIXED, **HOPS, "extra_in_flight": 1}),
         (SEVERAL, {**MIXED, "units": 100, "layout": {"schedule": "gpipe", "max_degree": 4, "order": "disttrain"}}),
         (Degrees(1, 2, 1, 1, group=1, second_encoder=1), {**MIXED, **HOPS, "units": 200}),
-        (replace(BESIDE, frozen=("llm",)), {**MIXED, **HOPS}),
+        pytest.param(replace(BESIDE, frozen=("llm",)), {**MIXED, **HOPS}, marks=pytest.mark.long),
         (replace(SEVERAL, frozen=("vit", "llm")), {**MIXED, **HOPS}),
         pytest.param(
             replace(SEVERAL, frozen=("vit",)), {**MIXED, **HOPS, "extra_in_flight": 1}, marks=pytest.mark.long

@@ -75,7 +75,15 @@ def check(
     return topology, PlannedTimes(planned, topology), executed
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = (
+    *("1f1b", "gpipe", "interleaved", "one stage of three chunks", "transfers", "interleaved transfers", "several"),
+    *("no encoder", "encoder and backbone frozen", "all frozen, interleaved", "computed again", "no packing"),
+    *("shared sequences, tp, interleaved", *(f"order {order}" for order in OrderPolicy)),
+)
+"""For continuous integration."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else pytest.mark.long) for n in CASES])
 def test_the_executed_step_is_the_simulated_one(fleet: Fleet, name: str) -> None:
     check(fleet, *CASES[name])
 
@@ -94,9 +102,21 @@ def test_rows_move_while_something_else_is_computed(fleet: Fleet) -> None:
     assert under_way > 0
 
 
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+BALANCES = [str(balance) for balance in BalancePolicy if balance is not BalancePolicy.EVEN]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("balance", [str(b) for b in BalancePolicy if b is not BalancePolicy.EVEN])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize(
+    ("balance", "schedule"),
+    [
+        pytest.param(
+            balance, schedule, marks=[] if number % len(SCHEDULES) == SCHEDULES.index(schedule) else pytest.mark.long
+        )
+        for number, balance in enumerate(BALANCES)
+        for schedule in SCHEDULES
+    ],
+)
 def test_with_every_balance_and_schedule(fleet: Fleet, balance: str, schedule: str) -> None:
     degrees = Degrees(2, 1, 2, 1, chunks=2) if schedule == "interleaved" else DEGREES
     layout = {} if schedule == "interleaved" else {"layout": {"schedule": schedule}}

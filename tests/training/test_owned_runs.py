@@ -58,12 +58,17 @@ def test_a_second_run_is_refused_and_may_take_over(fleet: Fleet, tmp_path: Path)
         assert damages(path, read_manifest(path).files or {}) == []
 
 
-def test_two_runs_do_not_write_timelines_or_profiles_into_one_folder(fleet: Fleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [("timeline",), pytest.param(("timeline", "profile"), marks=pytest.mark.long)], ids=" and ".join
+)
+def test_two_runs_do_not_write_timelines_or_profiles_into_one_folder(
+    fleet: Fleet, tmp_path: Path, names: tuple[str, ...]
+) -> None:
     """They share nothing else. The second one is refused, and writes nothing."""
     first, second = (Run(fleet.address, tmp_path / name) for name in ("first", "second"))
-    shared = {name: tmp_path / f"{name}s" for name in ("timeline", "profile")}
+    shared = {name: tmp_path / f"{name}s" for name in names}
     options = {n: (f"--{n}.directory", str(folder), f"--{n}.first", "0") for n, folder in shared.items()}
-    process = first.start_forked(first.command(ALONE, *options["timeline"], *options["profile"]))
+    process = first.start_forked(first.command(ALONE, *(word for words in options.values() for word in words)))
     try:
         read_until(process, "step 2/")
         (rank,) = descendants(process)

@@ -264,7 +264,7 @@ def test_signal_while_ranks_are_started_leaves_none(fleet: Fleet, tmp_path: Path
 
 def test_lost_launcher_ends_the_processes(fleet: Fleet, tmp_path: Path) -> None:
     run = Run(fleet.address, tmp_path)
-    process = run.start(run.command(ALONE))
+    process = run.start_forked(run.command(ALONE))
     try:
         read_until(process, "step 1/")
         ranks = descendants(process)

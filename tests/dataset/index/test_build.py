@@ -179,7 +179,14 @@ def wait_for_exit(pid: int, timeout_s: float) -> bool:
     return bool(ended)
 
 
-@pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("interrupt", 130), ("interrupt alone", 130)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("kill", -signal.SIGKILL),
+        ("interrupt", 130),
+        pytest.param("interrupt alone", 130, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_build_continues_and_leaves_no_process(tmp_path: Path, how: str, code: int) -> None:
     folder = tmp_path / "data"
     for shard in range(24):

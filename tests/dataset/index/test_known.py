@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli.server_process import spawn
 from shards import write_pairs, write_texts
 
 from dataserver.assembly import load_tokenizer
@@ -126,17 +125,11 @@ def test_commands_refuse_a_stale_copy_and_make_its_index_again(folder: Path) -> 
     replace_content(folder / "00000.tar")
     copy = copied_later(folder)
 
-    def run(command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "dataserver", command, copy], capture_output=True, text=True, timeout=120
-        )
-
-    refused = run("lint")
-    assert refused.returncode == 2
-    assert f"its index describes another content of 00000.tar; run: dataserver index {copy}" in refused.stderr
-    assert "(1 indexed now)" in run("index").stdout
-    assert "(0 indexed now)" in run("index").stdout
-    assert run("lint").returncode == 0
+    refusal = spawn("lint", copy).refusal()
+    assert f"its index describes another content of 00000.tar; run: dataserver index {copy}" in refusal
+    assert "(1 indexed now)" in spawn("index", copy, "--workers", "1").stdout
+    assert "(0 indexed now)" in spawn("index", copy, "--workers", "1").stdout
+    assert spawn("lint", copy).returncode == 0
 
 
 @pytest.mark.parametrize("youngest", [copied_later, touched, of_an_older_release])
