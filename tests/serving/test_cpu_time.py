@@ -1,5 +1,6 @@
 """CPU time of a server and of all that it starts: nothing is left out, and nothing counts twice."""
 
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 from transforms.packages import write_package
 
 from dataserver.planning.job.fields import InstalledPixels
+from dataserver.serving import cpu_time
 from dataserver.serving.cpu_time import cpu_seconds
 from dataserver.serving.metrics import Stage, usage_of
 from dataserver.transforms import TransformPool
@@ -37,6 +39,14 @@ def test_what_runs_and_what_has_ended_count_once() -> None:
     after = by_others(before, own)
     assert 2 * BUSY_S - 0.05 < while_it_runs < 2 * BUSY_S + 0.5
     assert while_it_runs - 0.05 < after < while_it_runs + 0.2
+
+
+def test_a_process_that_ends_while_it_is_looked_up_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    monkeypatch.setattr(cpu_time, "children_of", lambda pid: [process.pid] if pid == os.getpid() else [])
+    before, own = cpu_seconds(), time.process_time()
+    assert by_others(before, own) == pytest.approx(0, abs=0.05)
 
 
 def test_a_transform_of_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

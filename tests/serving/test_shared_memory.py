@@ -307,6 +307,16 @@ def test_the_blocks_of_all_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     listener.close()
 
 
+def test_a_block_that_there_is_no_memory_for_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory_listener, "MAX_BLOCKS", 1)
+    listener = SharedMemoryListener(wanted=True)
+    poor, _client = connected(listener, account=ByteBudget(SIZE).open())
+    for _ in range(3):
+        assert poor.memory(2 * SIZE) is None
+    assert poor.memory(SIZE) is not None
+    listener.close()
+
+
 def test_a_client_that_is_gone_gets_nothing(listener: SharedMemoryListener) -> None:
     consumer, client = connected(listener)
     block = made(consumer)

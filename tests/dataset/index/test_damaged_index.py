@@ -208,6 +208,14 @@ def test_the_image_that_is_too_large_is_the_one_that_is_named() -> None:
         check_images(fields)
 
 
+@pytest.mark.parametrize("name", ["offset", "length"])
+def test_an_image_that_begins_before_its_shard_or_is_less_than_nothing_is_refused(name: str) -> None:
+    fields = {field: np.full(1, least) for field, (least, _) in RANGES.items()}
+    check_images(fields | {name: np.zeros(1, np.int64)})
+    with pytest.raises(ValueError, match=f"{name}.*-1"):
+        check_images(fields | {name: np.full(1, -1)})
+
+
 @pytest.mark.parametrize("damages", [schemas, contents])
 def test_an_index_has_the_columns_and_values_of_one_or_is_refused(
     documents: tuple[Path, pa.Table], damages: Callable[[pa.Table], Iterator[pa.Table]]
