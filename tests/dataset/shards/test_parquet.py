@@ -247,6 +247,14 @@ def test_pages_that_cost_too_much_are_named_row_by_row(tmp_path: Path, monkeypat
         assert sum(findings.values()) == 4, findings
 
 
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_an_encoding_that_is_not_read_is_named(tmp_path: Path, encoding: str) -> None:
+    write_table(tmp_path / "0.parquet", pairs_table(ROWS, pa.binary()), column_encoding={"image": encoding})
+    _, findings = index(tmp_path)
+    assert findings == {"needs_convert": len(ROWS)}
+    assert f"encoded as {encoding}; " in details(tmp_path)["needs_convert"]
+
+
 @pytest.mark.parametrize("has_dictionary", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_large_pages_of_snappy_are_read_by_their_fragments(
