@@ -23,6 +23,7 @@ from dataserver.serving.stream import handing_out
 from trainclient.client import DataClient
 from trainclient.stream import direct
 from trainclient.stream.client import ArrayClient
+from trainclient.stream.direct import DirectError
 from trainclient.stream.microbatch import Microbatch
 
 STEPS = 3
@@ -97,6 +98,14 @@ def test_all_payloads_come_over_the_data_connection(
         assert client.direct_fallbacks == 0
     until(lambda: server.server.snapshot().counts.direct_bytes - before.direct_bytes > len(chunks) << 20)
     assert fallbacks(server) == before.direct_fallbacks
+
+
+def test_bytes_of_an_earlier_wait_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "SILENCE_S", -1.0)  # each wait has been too long
+    watch = direct._Watch(1 << 30, lambda: False)
+    watch.waited(direct.LEAST_BYTES)
+    with pytest.raises(DirectError, match=r"^0 bytes came in"):
+        watch.waited(0)
 
 
 FRAME = 24

@@ -173,15 +173,17 @@ def _check_groups(job: Job, found: CompactPlan) -> None:
         return
     _require(groups.module in {m.name for m in execution.modules}, "it has groups of a module that is not in the job")
     dp, name = execution.module(groups.module).dp, f"groups of module {groups.module}"
-    _check_range(f"degrees of {name}", groups.degree, dp + 1)
+    _check_range(f"microbatches of {name}", groups.microbatch, found.num_microbatches)
     _check_range(f"first ranks of {name}", groups.first_rank, dp)
+    _check_range(f"degrees of {name}", groups.degree, dp + 1)
     first = groups.microbatch * dp + groups.first_rank
     whole = np.concatenate([first, [found.num_microbatches * dp]])
     _require(
         bool(len(first))
         and first[0] == 0
         and bool((np.diff(whole) == groups.degree).all())
-        and bool((groups.degree > 0).all()),
+        and bool((groups.degree > 0).all())
+        and bool((groups.first_rank + groups.degree <= dp).all()),
         f"{name} do not make up its {dp} ranks in each of {found.num_microbatches} microbatches",
     )
     positions = found.positions[[m.name for m in execution.modules].index(groups.module)]

@@ -117,7 +117,7 @@ def test_an_overlong_sequence_is_refused() -> None:
     [
         ({"degree": 0}, "do not make up"),
         ({"first_rank": 1}, "do not make up|first ranks of"),
-        ({"microbatch": 1}, "do not make up"),
+        ({"microbatch": 1}, "do not make up|microbatches of"),
     ],
 )
 def test_groups_that_do_not_make_up_the_ranks_are_refused(change: dict[str, int], message: str) -> None:
@@ -138,6 +138,38 @@ def test_groups_of_ranks_beyond_those_of_the_module_are_refused() -> None:
         found.groups, microbatch=found.groups.microbatch - then, first_rank=found.groups.first_rank + then * dp
     )
     with pytest.raises(UnfitPlanError, match=f"first ranks of groups of module {found.groups.module}"):
+        expand(job, STEP, plan.samples, replace(found, groups=broken))
+
+
+@pytest.mark.parametrize(
+    ("each", "message"), [(1, "do not make up"), (None, "degrees of groups")], ids=["of one rank", "of all ranks"]
+)
+def test_a_group_of_ranks_in_two_microbatches_is_refused(each: int | None, message: str) -> None:
+    job, plan = first("grouped", large)
+    found = compact(job, plan)
+    dp = job.spec.execution.module(found.groups.module).dp
+    first_rank = np.arange(0, dp, each or dp)
+    degree = np.full((found.num_microbatches, len(first_rank)), each or dp)
+    microbatch = np.repeat(np.arange(found.num_microbatches), len(first_rank))
+    degree[0, -1] += degree[1, 0]  # the last group of the first microbatch and the first one of the second
+    rest = np.arange(degree.size) != len(first_rank)
+    broken = replace(
+        found.groups,
+        microbatch=microbatch[rest],
+        first_rank=np.tile(first_rank, found.num_microbatches)[rest],
+        degree=degree.ravel()[rest],
+    )
+    with pytest.raises(UnfitPlanError, match=message):
+        expand(job, STEP, plan.samples, replace(found, groups=broken))
+
+
+def test_microbatches_of_groups_are_those_of_the_plan() -> None:
+    """Also where a product with the number of ranks, in 64 bits, is that of one."""
+    job, plan = first("grouped", large)
+    found = compact(job, plan)
+    assert job.spec.execution.module(found.groups.module).dp % 2 == 0
+    broken = replace(found.groups, microbatch=found.groups.microbatch + np.iinfo(np.int64).min)
+    with pytest.raises(UnfitPlanError, match="microbatches of groups"):
         expand(job, STEP, plan.samples, replace(found, groups=broken))
 
 

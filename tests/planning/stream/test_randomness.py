@@ -21,6 +21,22 @@ def test_equals_numpys_philox(seed: int, dataset: int, epoch: int, sample: int, 
     assert draw(seed, operator, dataset, epoch, np.array([sample], np.uint64))[0] == reference[0]
 
 
+def test_numbers_of_operators_stay() -> None:
+    """With another one each run that resumes would draw other words."""
+    assert {operator.name: int(operator) for operator in Operator} == {
+        "SHARD_ORDER": 1,
+        "SAMPLE_ORDER": 2,
+        "TASK": 3,
+        "DIFFUSION_NOISE": 4,
+        "DIFFUSION_TIME": 5,
+        "PLAN_SEARCH": 6,
+        "IMAGE_TRANSFORM": 7,
+        "CAPTION": 8,
+        "PART_ORDER": 9,
+        "TARGET": 10,
+    }
+
+
 def test_golden_words() -> None:
     laion = dataset_key("laion")
     assert laion == 0x0868ABA881334375

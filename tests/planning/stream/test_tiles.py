@@ -140,10 +140,10 @@ def test_images_that_are_never_cut_need_no_marks_of_tiles() -> None:
 def test_marks_are_counted_by_rows_and_columns() -> None:
     """As `replace_image_token` of Idefics3 writes them, with a blank line of two tokens, and tags of two in row 2."""
     table = [[[5] * (2 if row == 1 else 1) for _ in range(4)] for row in range(4)]
-    marks = {"alone": [1, 2], "tiles": table, "row_end": [7], "whole": [7, 7, 1, 3]}
+    marks = {"alone": [1, 2], "tiles": table, "row_end": [7, 8], "whole": [7, 7, 1, 3]}
     sizing = sizing_of({**IDEFICS3, "marks": marks})
     layouts = np.array([[1, 1, 0, 0, 0, 0], [2, 3, 0, 0, 0, 0], [4, 4, 0, 0, 0, 0]], np.int32)
-    assert mark_tokens(layouts, 3, sizing).tolist() == [2, 3 + 6 + 1 + 4, 12 + 8 + 3 + 4]
+    assert mark_tokens(layouts, 3, sizing).tolist() == [2, 3 + 6 + 2 * 1 + 4, 12 + 8 + 2 * 3 + 4]
     square = Sizing.model_validate({"rule": "square", "side": 28, "patch": 7, "marks": {"alone": [1, 2]}})
     assert mark_tokens(None, 2, square).tolist() == [2, 2]
 
