@@ -1,7 +1,5 @@
 """`dataserver ray`: runs a fleet on a Ray cluster."""
 
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,6 +8,7 @@ import tyro
 
 from dataserver.addresses import joined, split_address
 from dataserver.cli import logs
+from dataserver.cli.end_signals import end_signals
 from dataserver.cli.ray_cluster import RayError, connected
 from dataserver.cli.ray_fleet import Configure, RayFleet
 from dataserver.serving.budgets import budgets
@@ -41,18 +40,16 @@ def ray(
         raise RayError(f"--first-port is {first_port}; a port from 1 to 65535 is required")
     settings = load_config(config, {})  # what is wrong with it is wrong everywhere
     logs.use(settings.log_format)
-    ended = threading.Event()
-    with connected() as found:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
+    with connected() as found, end_signals() as (next_signal, _):
         fleet = RayFleet(found, cores, first_port, configured(config, settings, cores, first_port))
         told: Sequence[str] = ()
-        while not ended.is_set():
+        while True:
             fleet.look()
             if fleet.addresses != told:
                 told = fleet.addresses
                 print(f"addresses {','.join(told)}", flush=True)
-            ended.wait(LOOK_S)
+            if next_signal(LOOK_S) is not None:
+                break
         fleet.drain(settings.drain_grace_s)
 
 
