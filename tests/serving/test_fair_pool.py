@@ -1,7 +1,7 @@
 """Queues of a pool have their turns, whatever the others have waiting."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 
 import pytest
@@ -54,6 +54,48 @@ def test_what_a_task_gives_or_raises_and_what_is_cancelled(pool: FairPool) -> No
     assert first.result(TIMEOUT_S)
     assert isinstance(failed.exception(TIMEOUT_S), ValueError)
     assert last.result(TIMEOUT_S) == 7
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no further thread be started, as the system does where there are too many."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_what_finds_no_thread_of_its_own_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, began, go = FairPool(2, "test"), threading.Event(), threading.Event()
+    first = pool.queue("x").submit(lambda: began.set() or go.wait(TIMEOUT_S))  # type: ignore[func-returns-value]
+    assert began.wait(TIMEOUT_S)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        second = pool.queue("y").submit(int, "7")
+    assert not second.done()
+    go.set()
+    assert (first.result(TIMEOUT_S), second.result(TIMEOUT_S)) == (True, 7)
+    pool.shutdown()
+
+
+def test_what_is_refused_for_want_of_threads_is_never_run(monkeypatch: pytest.MonkeyPatch, pool: FairPool) -> None:
+    """Whoever submitted it may have given its memory to others by then."""
+    ran, queue = list[str](), pool.queue("x")
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            queue.submit(ran.append, "refused")
+    queue.submit(ran.append, "taken").result(TIMEOUT_S)
+    assert ran == ["taken"]
+
+
+def test_what_another_thread_has_run_by_then_is_not_refused(monkeypatch: pytest.MonkeyPatch, pool: FairPool) -> None:
+    def refuse(run_next: Callable[[], None]) -> None:
+        run_next()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pool._threads, "submit", refuse)
+    assert pool.queue("x").submit(int, "7").result(0) == 7
 
 
 def test_a_pool_that_ends_finishes_what_runs_and_cancels_what_waits(pool: FairPool) -> None:

@@ -16,11 +16,22 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+class _Threads(ThreadPoolExecutor):
+    """Takes work where no further thread can be started: one that there is comes to it."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
 class FairPool:
     """Threads that run one task of each group after the other, of its queues in turn; who has none holds up nobody."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._threads = _Threads(num_threads, name)
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[Queue]] = OrderedDict()
         """By group, the queues that have tasks, each of them once; the first one of the first group is next."""
@@ -41,13 +52,17 @@ class FairPool:
         """Have a task run after one task of each group that waits before its own, or of each queue of its group.
 
         Raises:
-            RuntimeError: after `shutdown`.
+            RuntimeError: after `shutdown`, or there is no thread and none can be started. The task is not run then.
         """
         with self._lock:
             if not queue.tasks:
                 self._waiting.setdefault(queue.group, deque()).append(queue)
             queue.tasks.append(task)
-        self._threads.submit(self._run_next)  # not before: it must find one
+        try:
+            self._threads.submit(self._run_next)  # not before: it must find one
+        except RuntimeError:
+            if task.future.cancel():  # else a thread of another task has begun it
+                raise
 
     def _run_next(self) -> None:
         """Run one task, which may be another one than that for which this was submitted: there are as many."""
