@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def test_an_index_that_storage_does_not_give_is_not_stale(
 
 def test_a_worker_that_dies_ends_the_work() -> None:
     with pytest.raises(DatasetError, match=r"^a worker process died, perhaps for lack of memory; use fewer workers$"):
-        list(in_processes(os._exit, [3], 1))
+        list(in_processes(signal.raise_signal, [signal.SIGKILL], 1))
 
 
 def test_processes_give_way_as_they_are_told() -> None:
