@@ -78,8 +78,9 @@ class Blocks:
         self.held = HeldBlocks(DEFAULT_MEMORY_BYTES)
         self._files: BlockFiles | None = None
         self._owners: Owners | None = None
-        self._lock = threading.Lock()
-        """Guards the counts and what follows."""
+        self._lock = threading.RLock()
+        """Guards the counts and what follows. A file that is collected by a thread that has it cancels what it asked
+        for, which takes it again."""
         self._loading: set[BlockKey] = set()
         self._ahead = PiecesAhead(AHEAD_BYTES)
         self._loaders = ThreadsOfStores(LOADING, "blocks")
@@ -142,7 +143,8 @@ class Blocks:
         counts: Counter[str] = Counter()
         for number, piece in enumerate(pieces):
             data = _read_held(self.held, self._files, piece, counts)
-            ahead = self._ahead.take(piece)
+            # What this server reads ahead it may have asked another one for, which may be the one that asks.
+            ahead = None if for_peer else self._ahead.take(piece)
             data = waited_for(piece, ahead) if data is None else data
             if data is not None:
                 found[number] = data
@@ -197,6 +199,8 @@ class Blocks:
                 if key not in told.begun and key not in self.held and self._want_block(key, source):
                     told.begun.add(key)
             for key, _ in behind:
+                if key in told or (owners is not None and owners.owner(key) is not None):
+                    continue
                 if self._is_held(key) and not told.add(key):
                     return
 

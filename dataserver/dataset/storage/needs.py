@@ -126,6 +126,9 @@ class Telling:
         """The blocks whose reading was begun for this job; who begins another one adds it, so each is begun once."""
         return self.need.begun
 
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self.need.keys
+
     def add(self, key: BlockKey) -> bool:
         """Reserve room for another block. Returns whether there is room: where not, nothing more need be told."""
         return key in self.need.keys or self.needs.add(self, key)

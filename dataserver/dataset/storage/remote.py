@@ -358,7 +358,13 @@ class _Sequential(io.RawIOBase):
             if ahead * BLOCK_BYTES < self._info.num_bytes:
                 key = BlockKey(self._store.name, self._info, ahead)
                 self._blocks.append((ahead, BLOCKS.read_whole(key, self._store, self._holds_blocks)))
-        return self._blocks[0][1].result()
+        found = self._blocks[0][1]
+        if found.cancelled():  # no thread could be started for it
+            found = Future()
+            key = BlockKey(self._store.name, self._info, number)
+            found.set_result(self._store.get(self._info, number * BLOCK_BYTES, key.num_bytes))
+            self._blocks[0] = number, found
+        return found.result()
 
     def close(self) -> None:
         """Close the file; no further request is sent."""

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
@@ -22,7 +24,7 @@ from hypothesis import strategies as st
 from dataserver.dataset import DatasetError
 from dataserver.dataset.storage import block_files
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
-from dataserver.dataset.storage.blocks import Blocks
+from dataserver.dataset.storage.blocks import READING, BlockCounts, Blocks
 from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.held_blocks import HeldBlocks
 from dataserver.dataset.storage.needs import NEEDED_S, Needs
@@ -250,6 +252,47 @@ def test_what_ranks_need_that_are_behind_is_held_and_not_read() -> None:
     blocks.held.read(first[0], 0, BLOCK_BYTES)  # what was served whole goes first, unless it is needed
     blocks.held.put(third[0], DATA[2 * BLOCK_BYTES :])
     assert [key in blocks.held for key, _ in (first, second, third)] == [True, True, False]
+
+
+def test_what_is_held_for_ranks_behind_is_looked_for_on_the_disk_once_and_among_own_blocks(files: BlockFiles) -> None:
+    """Windows have very many blocks, and most of what ranks need that are behind is needed by the first one, too."""
+    store, blocks, looked = Store(), Blocks(), list[BlockKey]()
+    has = files.has
+    blocks.configure(0, files)
+    for number in range(3):
+        files.write(whole_key(number), DATA[:BLOCK_BYTES])
+    blocks.use_owners(Mock(owner=lambda key: "other" if key == whole_key(2) else None))
+    files.has = lambda key: looked.append(key) or has(key)  # type: ignore[method-assign, func-returns-value]
+    ahead, behind = [(whole_key(0), store)], [(whole_key(number), store) for number in range(3)]
+    blocks.need("job", ahead, behind)
+    settled(blocks)
+    assert Counter(looked) == {whole_key(0): 1, whole_key(1): 1}, "the first when it was to be loaded"
+    assert set(blocks.held.needs.keys()) == {whole_key(0), whole_key(1)}
+
+
+def test_a_file_that_is_collected_while_blocks_are_counted_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it asked for is cancelled wherever it is collected, such as by a thread that has the lock of blocks."""
+    going_on, blocks, hanging = threading.Event(), Blocks(), Store()
+    asked, found, add = list["Future[bytes]"](), list[list[bytes]](), BlockCounts.add
+    monkeypatch.setattr(hanging, "get", lambda *_: bytes(going_on.wait(60)))
+
+    def collected(counts: BlockCounts, added: Mapping[str, int]) -> None:
+        asked[-1].cancel()
+        add(counts, added)
+
+    def read() -> None:
+        for number in range(READING + 1):
+            asked.append(blocks.read_whole(whole_key(number), hanging, is_held=True))
+        found.append(blocks.read([Piece(Store(), tail_key().info, 5, 10)]))
+
+    monkeypatch.setattr(BlockCounts, "add", collected)
+    blocks.held.put(tail_key(0), DATA[:BLOCK_BYTES])
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(10)
+    going_on.set()
+    assert found == [[DATA[5:15]]]
+    assert asked[-1].cancelled()
 
 
 def test_blocks_are_read_before_they_are_wanted_each_once_and_as_far_as_there_is_room() -> None:

@@ -46,6 +46,17 @@ class Others:
         return [piece.source.get(piece.info, piece.start, piece.length) for piece in pieces]
 
 
+class Waiting(Others):
+    """Servers that give nothing until they go on."""
+
+    def __init__(self, going_on: threading.Event) -> None:
+        self.going_on = going_on
+
+    def fetch(self, owner: Any, pieces: Sequence[Piece]) -> list[bytes]:
+        assert self.going_on.wait(WAIT_S)
+        return super().fetch(owner, pieces)
+
+
 @pytest.fixture
 def hanging() -> Iterator[Hanging]:
     store = Hanging("s3://hanging")
@@ -65,6 +76,22 @@ def test_pieces_of_another_store_are_read(hanging: Hanging, in_a_fleet: bool) ->
     reading.start()
     reading.join(WAIT_S / 2)
     assert found == [bytes(10)]
+
+
+def test_what_another_server_asks_for_waits_for_no_other_server(hanging: Hanging) -> None:
+    """Else two servers that take each other for the owner, as one does that was started again, wait for each other."""
+    blocks, piece = Blocks(), Piece(Store("s3://other"), INFO, 0, 10)
+    blocks.configure(0)
+    blocks.use_owners(Waiting(hanging.going_on))
+    blocks.read_ahead([piece])
+    found: list[bytes] = []
+    asked = threading.Thread(target=lambda: found.extend(blocks.read([piece], for_peer=True)))
+    asked.start()
+    asked.join(WAIT_S / 2)
+    assert found == [bytes(10)]
+    (coming,) = blocks.coming([piece])
+    hanging.going_on.set()
+    assert coming.result(WAIT_S) == bytes(10), "a stream here is given what was read ahead for it"
 
 
 def test_blocks_of_another_store_are_loaded(hanging: Hanging) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
+from dataserver.dataset.storage.remote import Store as RemoteStore
 
 WAIT_S = 30
 IDLE_S = 6.0
@@ -127,6 +129,23 @@ def test_a_block_whose_reading_could_not_begin_is_begun_again(system: System) ->
     while key not in blocks.held and time.monotonic() < until:
         time.sleep(0.01)
     assert key in blocks.held
+
+
+@pytest.mark.parametrize("holds_blocks", [False, True])
+def test_a_file_of_which_no_thread_reads_a_block_is_read_by_who_wants_it(system: System, holds_blocks: bool) -> None:
+    data, asked = bytes(range(251)) * 70_000, list[tuple[int, int]]()
+
+    def get(_: ObjectInfo, start: int, length: int) -> bytes:
+        asked.append((start, length))
+        return data[start : start + length]
+
+    client: Any = SimpleNamespace(get=get)
+    store = RemoteStore(f"s3://without-threads-{holds_blocks}", client)
+    system.has_threads = False
+    with store.sequential(INFO._replace(num_bytes=len(data)), holds_blocks) as file:
+        assert file.read() == data
+    starts = range(0, len(data), BLOCK_BYTES)
+    assert asked == [(start, min(BLOCK_BYTES, len(data) - start)) for start in starts]
 
 
 def made(threads: IoThreads) -> "weakref.ref[Any]":
