@@ -86,6 +86,15 @@ def test_all_tokens_that_end_calls_are_learned(tmp_path: Path, answer: dict[str,
     assert learned(chat, found) == [f"{one}{two}<|endoftext|>", "ho<|endoftext|>"], "and no <|im_start|>"
 
 
+def test_a_token_that_opens_only_turns_of_others_ends_no_call(tmp_path: Path) -> None:
+    """It follows the end of a call at once, and is in no prompt."""
+    opening = "{{ '<|vision_start|>' if m.role == 'user' else '<|im_start|>' }}{{ m.role }}"
+    template = CALLS.replace("<|im_start|>{{ m.role }}", opening)
+    chat = opened(tmp_path, template.replace("CALL", "{{ c.function | tojson }}").replace("END", "<|im_end|>"))
+    found = encoded(chat, [HI, calls({"at": "x"}), HI, HO])
+    assert learned(chat, found) == ['{"name": "look", "arguments": {"at": "x"}}<|im_end|>', "ho<|im_end|>"]
+
+
 def test_a_token_within_a_call_does_not_end_it(tmp_path: Path) -> None:
     call = "{{ c.function.name }}<|vision_end|>{{ c.function.arguments | tojson }}"
     chat = opened(tmp_path, CALLS.replace("CALL", call).replace("END", "<|im_end|>\n"))
@@ -129,6 +138,21 @@ def test_texts_of_others_are_never_learned(tmp_path: Path) -> None:
     chat = opened(tmp_path / "tools", tools)
     given = read_conversation({"tools": [{"name": "".join(map(chr, range(0xF0000, 0xF0010)))}]}, [HI, HO], 0)
     assert learned(chat, chat.encode_chat(given.to_json())) == ["ho<|im_end|>"]
+
+
+def test_a_reserved_character_cannot_be_cut(tmp_path: Path) -> None:
+    """Nobody but an assistant can spell it, and that only where it is not special, as with other tags."""
+    write_chat_folder(tmp_path, "qwen2-vl")
+    path = tmp_path / "tokenizer.json"
+    model = json.loads(path.read_text())
+    token = {**model["added_tokens"][0], "content": "$", "id": model["model"]["vocab"]["$"], "special": False}
+    path.write_text(json.dumps({**model, "added_tokens": [*model["added_tokens"], token]}))
+    chat = open_chat(load_tokenizer("t", tmp_path))
+    answer = {**HO, "content": "5 $ each"}
+    assert encoded(chat, [HI, answer]).targets.any()
+    with pytest.raises(TokenizingError, match=r"its text '\$' alone is the reserved id"):
+        encoded(chat, [{**HI, "content": "how many $ each?"}, answer])
+    chat.close()
 
 
 def test_images_are_those_of_the_conversation(tmp_path: Path) -> None:

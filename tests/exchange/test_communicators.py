@@ -54,6 +54,14 @@ def test_what_comes_from_all_is_waited_for() -> None:
         assert [m.tolist() for m in _GroupCollectiveWork(received, over, sent, [1, 2]).wait()] == [[0], [1, 2]]
 
 
+@pytest.mark.parametrize("failing", ["headers", "rows"])
+def test_a_send_is_over_when_headers_and_rows_are(failing: str) -> None:
+    messages = [message(7, [], [])]
+    works = {"headers": Work(), "rows": Work(), failing: Work(RuntimeError("closed by peer"))}
+    with pytest.raises(RankLostError, match=r"^lost contact to rank 7 \("):
+        _GroupSend(*(_GroupWork(messages, [works[name]]) for name in ("headers", "rows")), messages).wait()
+
+
 def test_what_has_left_is_what_the_backend_says_of_rows() -> None:
     messages = [message(7, [], [])]
     headers, none = _GroupWork(messages, [Work()]), _GroupWork(messages, [])

@@ -23,7 +23,7 @@ from dataserver.dataset.index.build import build_index
 from dataserver.jobs import JobPlanner, fill_job
 from dataserver.planning import yield_point
 from dataserver.planning.job.identity import parse_job
-from dataserver.serving import registry
+from dataserver.serving import data_service, registry
 from dataserver.serving.errors import MAX_TEXT_BYTES
 
 OTHER_DIGEST = "0" * 64
@@ -434,3 +434,11 @@ def test_a_grace_out_of_bounds_is_refused(server: Running, seconds: int) -> None
         AdminServiceStub(server.channel).Drain(request, timeout=TIMEOUT_S)
     assert reason_of(caught.value)[1] == "REQUEST_INVALID"
     assert not server.server.streams.draining
+
+
+@pytest.mark.parametrize(
+    ("peer", "port"),
+    [("ipv4:10.0.0.1:65535", 65535), ("ipv6:[::1]:65536", 0), ("unix:/tmp/disttrain", 0), ("unix:/tmp/a:131071", 0)],
+)
+def test_a_peer_without_a_port_has_port_0(peer: str, port: int) -> None:
+    assert data_service._port(peer) == port

@@ -81,7 +81,7 @@ class ChatTokenizer:
         self._special_word: Final = _finder([*special])
         """Words that nobody's text may spell."""
         of_template = TAG.findall(template.text + template.text_for_tools)
-        self._tag: Final = _finder([*of_template, *(token.content for token in words.values())])
+        self._tag: Final = _finder([*of_template, *(word for word in self._ids if len(word) > 1)])
         self._is_word: Final = np.ones(tokenizer.vocab_size, np.bool_)
         self._is_word[list(tokenizer.from_text)] = False
         self._is_special: Final = np.zeros(tokenizer.vocab_size, np.bool_)

@@ -81,6 +81,14 @@ def test_files_that_no_tar_should_have_are_counted(tmp_path: Path, monkeypatch: 
     assert {finding.kind: finding.key for _, finding in report.details}["special_member"] == "link"
 
 
+def test_files_beyond_those_of_one_shard_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_folder(tmp_path / "in")
+    monkeypatch.setattr("dataserver.dataset.shards.external.MAX_EXTERNAL", 6)
+    report = convert(source, tmp_path / "out", workers=1)
+    assert (report.num_sources, report.findings) == (2, {"missing_image": 2})
+    assert {finding.detail for _, finding in report.details} == {"beyond the 6 files of one shard; split it"}
+
+
 def test_an_array_of_json_is_converted_where_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "coco").mkdir()

@@ -240,6 +240,21 @@ def test_a_conversation_that_takes_too_long_is_named_or_left_out(tmp_path: Path)
     assert (report.num_failed, dict(report.findings)) == (1, {"chat_error": 1, "chat_not_ended": 2})
 
 
+@pytest.mark.parametrize("id_", [-1, 9])
+def test_an_id_that_the_vocabulary_does_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_: int
+) -> None:
+    def encode_chat(self: _Slow, conversation: str) -> EncodedChat:
+        return replace(encoded(self, conversation), ids=np.array([1, id_, 1], np.int32))
+
+    encoded = _Slow.encode_chat
+    monkeypatch.setattr(_Slow, "encode_chat", encode_chat)
+    write_tar(tmp_path / "0.tar", said("fast"))
+    build_index(tmp_path, workers=1, rules=IndexRules(conversations=Conversations.CHAT))
+    with pytest.raises(DatasetError, match=r"sample '0': tokenizer slow gave an id outside 0\.\.8"):
+        count_chats(tmp_path, _Slow())
+
+
 def test_a_call_whose_end_no_template_writes_is_named(tmp_path: Path) -> None:
     """Other conversations of the template are learned."""
     folder = write_chat_folder(tmp_path / "qwen", "qwen2-vl")

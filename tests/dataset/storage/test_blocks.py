@@ -121,6 +121,17 @@ def test_what_was_read_ahead_is_taken_and_what_failed_then_is_read_again() -> No
         blocks.read([Piece(store, INFO, 5, 5)])
 
 
+def test_what_is_forgotten_is_read_again() -> None:
+    store, blocks = Store(), Blocks()
+    piece = Piece(store, INFO, 5, 1000)
+    blocks.read_ahead([piece])
+    settled(blocks)
+    blocks.forget()
+    store.asked.clear()
+    blocks.read([piece])
+    assert (5, 1000) in store.asked
+
+
 def test_pieces_close_together_are_asked_for_together() -> None:
     store = Store()
     pieces = [Piece(store, INFO, start, 50_000) for start in range(0, 10**6, 60_000)]

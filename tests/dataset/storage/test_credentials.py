@@ -59,3 +59,23 @@ def test_the_same_trouble_has_the_same_words(stores: Stores) -> None:
             client.get(info, 0, 10)
         said.add(str(caught.value))
     assert len(said) == 1, said
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable", "value", "allowed"),
+    [
+        ("az", "AZURE_STORAGE_USE_EMULATOR", "True", True),
+        ("az", "AZURE_STORAGE_USE_EMULATOR", "0", False),
+        ("s3", "AZURE_STORAGE_USE_EMULATOR", "true", False),
+        ("s3", "AWS_ENDPOINT_URL", "https://store:9000", False),
+        ("gs", "GOOGLE_BASE_URL", "http://store:9000", True),
+    ],
+)
+def test_credentials_go_unencrypted_only_where_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, variable: str, value: str, allowed: bool
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv(variable, value)
+    options = BucketClient(scheme, "account/bucket" if scheme == "az" else "bucket")._store.client_options
+    assert options is not None
+    assert str(options["allow_http"]).lower() == str(allowed).lower()

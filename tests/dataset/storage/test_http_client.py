@@ -86,6 +86,12 @@ def test_a_redirect_that_leads_to_another_version_is_asked_for_again(refusal: st
     assert [line.split()[1] for line in asked] == ["/a", "/there", "/there", "/a"]
 
 
+def test_an_answer_that_is_an_error_is_never_the_object() -> None:
+    answer = said("400 Bad Request", 'ETag: "v"', "Content-Length: 2", body=b"no")
+    with answering(answer) as (base, _), pytest.raises(OSError, match="/a answers 400"):
+        HttpClient(base).get(ObjectInfo("a", 2, '"v"', 0), 0, 2)
+
+
 def test_repeated_headers_are_one_list() -> None:
     with answering(said("200 OK", 'Link: <x>; rel="next"', 'Link: <y>; rel="last"', "Content-Length: 0")) as (base, _):
         assert HttpClient(base).ask("GET", f"{base}a", 0).headers["link"] == '<x>; rel="next", <y>; rel="last"'

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders.jobs import job_data, make_job
 from builders.samples import make_samples
+from planning.scattered import digest
 
 from dataserver import planning
 from dataserver.planning import computing_on, cores, shared_out, side_by_side, yielding_to
@@ -66,6 +67,12 @@ def test_threads_find_what_one_finds(components: int, memory: bool) -> None:
     assert search.fitted(problem, found[0])[1] is None
     in_turn = placing.searched(problem, [start], 7, 0)
     assert 100 * after <= 101 * placing.makespan_ns(problem, in_turn)
+
+
+def test_what_rounds_find_stays_what_it_is() -> None:
+    """Servers of the same release plan alike, and so do those of the next one."""
+    found = placing.searched(problem := spread_out(4, 4), [start_of(problem)], 7, 0, in_rounds=True)
+    assert digest([found.rank.tolist(), found.wave.tolist(), found.slot.tolist()]) == "eb37c90b88616dc4"
 
 
 def with_empty_slots(seed: int) -> PlacementProblem:
