@@ -103,6 +103,14 @@ def test_a_header_is_read_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> N
         assert judged(plain[:end]) == by_pillow(plain[:end], monkeypatch)
 
 
+@pytest.mark.parametrize("at", [*range(8, 16), *range(23, 26)])
+def test_a_webp_with_another_chunk_or_start_code_is_left_to_pillow(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(ORDINARY["WebP"])
+    data[at] ^= 1
+    assert ordinary_size(bytes(data)) is None
+    assert judged(bytes(data)) == by_pillow(bytes(data), monkeypatch)
+
+
 def test_photographs_are_read_quickly(shared_data: Path) -> None:
     quick = []
     with tarfile.open(shared_data / "laion-mini" / "00000.tar") as tar:
