@@ -95,14 +95,15 @@ def _ports_in_a_row(count: int) -> int:
     raise OSError(f"no {count} free ports follow each other")
 
 
-def small(job: Any, steps: int = 2) -> Any:
+def small(job: Any, steps: int = 2, *, in_one_process: bool = False) -> Any:
     """A job of a page with a rank of one stage for each module, and short steps."""
     stream, execution = job["stream"], job["execution"]
     sizing = {key: LIMITS.get(key, value) for key, value in stream["sizing"].items()}
     modules = [{"name": module["name"], "kind": module["kind"]} for module in execution["modules"]]
+    layout = {"layout": {"kind": "colocated"}} if in_one_process else {}
     return {
         "stream": {**stream, "sizing": sizing, "seq_len": 512, "global_batch": 2},
-        "execution": {**execution, "modules": modules, "end": {"steps": steps}},
+        "execution": {**execution, **layout, "modules": modules, "end": {"steps": steps}},
     }
 
 

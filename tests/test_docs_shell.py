@@ -129,14 +129,16 @@ def test_a_block_runs(block: ShellBlock, paths: dict[str, Path], tmp_path: Path)
 def _write_jobs(block: ShellBlock, folder: Path) -> int:
     """Write the files that blocks name: jobs of the page, or else of the README. Returns the processes of the block's.
 
-    `chats.yaml` is that of the page on training. Its modules share devices, whose memory `trainclient memory` does not
-    divide.
+    All modules share one process, since each process costs seconds, except where torchrun starts them, and for
+    `trainclient memory`: it does not divide the memory of devices that modules share, as those of `chats.yaml` do.
     """
+    in_one_process = not re.search("torchrun|trainclient memory", block.text)
     pages = [] if "trainclient memory" in block.text else _jobs(block.page)
-    (chats,) = (text for text in _jobs("docs/training.md") if "# chats.yaml\n" in text)
-    texts = {"job.yaml": [*pages, *_jobs("README.md")][0], "chats.yaml": chats}
+    texts = {"job.yaml": [*pages, *_jobs("README.md")][0]}
+    texts["chats.yaml"] = next((text for text in pages if "# chats.yaml\n" in text), texts["job.yaml"])
     for name, text in texts.items():
-        (folder / name).write_text(yaml.safe_dump(small(parse_yaml(text.encode()))))
+        job = small(parse_yaml(text.encode()), in_one_process=in_one_process)
+        (folder / name).write_text(yaml.safe_dump(job))
     (folder / "train.yaml").write_text("seed: 1\n")
     name = "chats.yaml" if "chats.yaml" in block.text else "job.yaml"
     execution = parse_yaml((folder / name).read_bytes())["execution"]

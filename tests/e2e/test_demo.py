@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from cli.preforked import PreforkedProcess
 from demo_parts.stages import STAGES
 from make_demo_media import draw_clip, draw_video
 from PIL import Image
@@ -234,14 +235,22 @@ def check_progress(lines: list[str]) -> None:
 
 
 def check_next_commands(shown: str, output: Path) -> None:
-    """The three commands at the end work as they are printed."""
+    """The three commands at the end work as they are printed; here they fork from a process that has their imports."""
     _, _, last = shown.partition("Try next:\n")
     commands = [shlex.split(line) for line in last.splitlines() if line and not line.startswith("#")]
     assert [command[1] for command in commands] == ["plan", "simulate", "serve"]
-    for command in commands[:2]:
-        assert subprocess.run(command, stdout=subprocess.PIPE, timeout=DEMO_S, check=True).stdout
-    assert "<svg" in Path(commands[0][-1]).read_text()
-    with subprocess.Popen(commands[2], stdout=subprocess.PIPE, text=True) as server:
+    assert {Path(command[0]).resolve() for command in commands} == {
+        Path(sys.executable).parent.resolve() / "dataserver"
+    }
+    words = [["dataserver.__main__", *command[1:]] for command in commands]
+    for command in words[:2]:
+        with PreforkedProcess(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.communicate(timeout=DEMO_S)[0]
+        assert process.returncode == 0
+    assert "<svg" in Path(words[0][-1]).read_text()
+    with PreforkedProcess(
+        words[2], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("listening on 127.0.0.1:")
         server.terminate()

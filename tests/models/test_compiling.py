@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from models.microbatches import PATCH, VOCAB, WIDTH, backbone, encoder, generator_
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainclient.models import attention, compiling
@@ -53,6 +54,18 @@ SPLIT = {
     "backbone, adapted": (adapted_backbone, backbone),
     "generator": NETWORKS["generator"],
 }
+
+
+@pytest.fixture(autouse=True)
+def quickly_made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code without vector instructions, made in this process, except in the long tests: torch otherwise compiles a
+    probe for each kind of instruction, and starts processes that import torch again."""
+    if request.node.get_closest_marker("long") is None:
+        monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", cache(list))
+        with inductor.patch(compile_threads=1):
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +172,10 @@ kernel.register_autograd(_backward, setup_context=_remember)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["backbone, recomputed", "generator", *(pytest.param(n, marks=pytest.mark.long) for n in ("backbone", "encoder"))],
+    [
+        "backbone, recomputed",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("backbone", "encoder", "generator")),
+    ],
 )
 def test_with_the_flash_kernel_a_block_is_one_graph_for_any_segments(
     name: str, monkeypatch: pytest.MonkeyPatch
