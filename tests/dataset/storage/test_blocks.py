@@ -443,6 +443,15 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
         BlockFiles(folder, 1 << 30)
 
 
+def test_a_new_folder_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        BlockFiles(tmp_path / "new", 1 << 30)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize(
     ("kind", "is_network"),
     [
