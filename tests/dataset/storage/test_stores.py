@@ -17,6 +17,7 @@ from stores import SECRET, forget_stores
 from dataserver.cli import index as index_command
 from dataserver.cli import main
 from dataserver.dataset import Dataset, DatasetError, ImageRef, ShardReadError, StaleIndexError, build_index, publish
+from dataserver.dataset.shards.listing import list_shards
 from dataserver.dataset.storage import blocks, remote, retries
 from dataserver.dataset.storage.http_client import Answer
 from dataserver.dataset.storage.hub import HubClient
@@ -312,6 +313,16 @@ def test_many_files_without_extensions_are_not_all_looked_at(stores: Stores, fol
     build_index(url, tmp_path / "index", workers=1)
     assert sum("/part-" in one.path for one in state.asked) <= 2 * 16
     assert sum("list-type" in one.path for one in state.asked) >= 3
+
+
+def test_a_manifest_beside_shards_is_named_with_what_helps_there(stores: Stores, folder: Path, tmp_path: Path) -> None:
+    url = put(stores, folder, "s3")
+    stores[0].put("/bucket/laion/more.jsonl", b"{}")
+    for name in ("0.tar", "more.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    far, near = (dict(list_shards(at).unread)["more.jsonl"] for at in (url, tmp_path))
+    assert far.startswith("manifests and loose images are read from disks alone")
+    assert near.endswith("give a manifest and its images a folder of their own")
 
 
 def test_a_redirect_to_another_host_is_refused_unless_it_is_named(

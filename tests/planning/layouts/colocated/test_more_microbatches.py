@@ -150,4 +150,7 @@ def test_plans_that_are_not_chosen_are_not_held(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(planner._CandidatePlan, "makespan_ns", property(lambda of: 1_000 - of.rounds.num_microbatches))
         plan = planner.plan(job, 3, samples)
     assert len(plan.candidates) == len(made) > 12
+    numbers = sorted({int(c.name.split()[-2]) for c in plan.candidates if c.name.endswith(" microbatches")})
+    assert {16, 18, 20, 22, 24, 27} < set(numbers), "from 16 on an eighth more"
+    assert not {17, 19, 25} & set(numbers)
     assert max(held) <= 6
