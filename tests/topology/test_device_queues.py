@@ -1,11 +1,14 @@
 """Devices have a queue for each communicator of a process, or the run is refused."""
 
 import pytest
+import torch
 from program.runtime_cases import Degrees, job_data
 from topology.test_process_grid import parsed
+from torch.distributed import HashStore
 
 from trainclient.topology.device_queues import COMPUTATION, QUEUES, VARIABLE, communicators_of, require_queues
 from trainclient.topology.process_grid import Topology
+from trainclient.topology.process_groups import process_groups
 from trainclient.topology.support import TopologyError
 
 
@@ -34,6 +37,16 @@ def test_fewer_queues_than_communicators_are_refused() -> None:
             TopologyError, match=rf"{VARIABLE} is {chosen}; .* need {needed} queues.*set it to {QUEUES}"
         ):
             require_queues(pipeline, {VARIABLE: chosen})
+
+
+def test_processes_on_cpus_need_no_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise TopologyError("a CPU has no queues")
+
+    monkeypatch.setattr("trainclient.topology.process_groups.require_queues", refused)
+    one = Topology.of(parsed(job_data(Degrees(1, 1, 1, 0, colocated=True), generation={"ratio": "0"})).spec)
+    with process_groups(one, torch.device("cpu"), 60, HashStore(), 0):
+        pass
 
 
 def test_more_communicators_than_a_device_has_queues_are_refused() -> None:

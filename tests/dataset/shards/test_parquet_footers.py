@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dataserver.dataset.shards.parquet.footer import check_footer
 from dataserver.dataset.shards.parquet.stored import open_parquet
 
 REFUSALS = {
@@ -73,6 +74,17 @@ def test_damaged_footers_end_no_process(tmp_path: Path) -> None:
     for refusal in REFUSALS:
         assert refusal in done.stdout
     assert done.stdout.startswith("\n") or "\n\n" in done.stdout, "some damage is none to the chunks"
+
+
+def test_row_groups_have_the_columns_of_the_schema(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    pq.write_table(pa.table({name: ["a"] for name in ("key", "width", "tags", "more")}), tmp_path / "b.parquet")
+    schema = pq.ParquetFile(tmp_path / "b.parquet").schema
+    with (
+        pa.OSFile(str(tmp_path / "a.parquet")) as handle,
+        pytest.raises(ValueError, match="a row group with more or fewer columns than its schema"),
+    ):
+        check_footer(handle, schema)
 
 
 @pytest.mark.parametrize("cut", [1, 9, 40])

@@ -150,6 +150,16 @@ def test_blocks_of_which_all_was_served_go_first() -> None:
     assert [number for number in range(3) if tail_key(number) in held] == [0, 2]
 
 
+def test_what_is_served_twice_before_the_rest_counts_once() -> None:
+    held, ends = HeldBlocks(2 * BLOCK_BYTES), [0, BLOCK_BYTES // 2, BLOCK_BYTES * 4 // 5, BLOCK_BYTES]
+    for number in range(2):
+        held.put(tail_key(number), DATA[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+    for part in (0, 1, 0, 2):
+        held.read(tail_key(0), ends[part], ends[part + 1])
+    held.put(tail_key(2), DATA[2 * BLOCK_BYTES :])
+    assert [number for number in range(3) if tail_key(number) in held] == [1, 2]
+
+
 def whole_key(number: int) -> BlockKey:
     """The first block of one of many objects."""
     return BlockKey("s3://bucket", INFO._replace(key=f"{number}.tar"), 0)
