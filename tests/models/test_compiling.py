@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,14 +57,9 @@ SPLIT = {
 
 
 @pytest.fixture(autouse=True)
-def quickly_made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Code without vector instructions, made in this process, except in the long tests: torch otherwise compiles a
-    probe for each kind of instruction, and starts processes that import torch again."""
-    if request.node.get_closest_marker("long") is None:
-        monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", cache(list))
-        with inductor.patch(compile_threads=1):
-            yield
-    else:
+def in_this_process() -> Iterator[None]:
+    """Torch otherwise starts processes to compile in, which import it again."""
+    with inductor.patch(compile_threads=1):
         yield
 
 
