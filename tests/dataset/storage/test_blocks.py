@@ -123,13 +123,17 @@ def test_what_was_read_ahead_is_taken_and_what_failed_then_is_read_again() -> No
 
 def test_what_is_forgotten_is_read_again() -> None:
     store, blocks = Store(), Blocks()
+    blocks.configure(0)
     piece = Piece(store, INFO, 5, 1000)
     blocks.read_ahead([piece])
-    settled(blocks)
+    until = time.monotonic() + 60
+    while not store.asked and time.monotonic() < until:
+        time.sleep(0.01)
+    assert store.asked == [(5, 1000)]
     blocks.forget()
     store.asked.clear()
-    blocks.read([piece])
-    assert (5, 1000) in store.asked
+    assert blocks.read([piece]) == [DATA[5:1005]]
+    assert store.asked == [(5, 1000)]
 
 
 def test_pieces_close_together_are_asked_for_together() -> None:
