@@ -24,6 +24,11 @@ def parse(parsed: Callable[[Sequence[str]], Any], arguments: Sequence[str], prog
     raise ValueError(f"{_reason(errors.getvalue(), parsed)}; `{prog} --help` lists the options")
 
 
+def one_line(text: str) -> str:
+    """A help text without the line breaks of its source, since help breaks lines where the terminal does."""
+    return " ".join(text.split())
+
+
 def nearest(word: str, known: Sequence[str]) -> str:
     """`; did you mean X?`, or nothing if no known word is near."""
     found = difflib.get_close_matches(word, known, 1)
@@ -33,7 +38,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 def _reason(text: str, parsed: Callable[[Sequence[str]], Any]) -> str:
     """The first statement in tyro's box; of several, the one about options that it does not know."""
     lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines()[1:]]  # the first is a heading
-    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
+    parts = [one_line(part) for part in re.split(r"[─-]{4,}", "\n".join(lines)) if part.strip()]
     if unknown := next((part for part in parts if part.startswith("Unrecognized")), None):
         word = unknown.partition(":")[2].split()[0].strip(",").partition("=")[0]
         shown = io.StringIO()

@@ -15,7 +15,7 @@ import tyro
 from pydantic import ValidationError
 
 from dataserver import process
-from dataserver.flags import parse
+from dataserver.flags import one_line, parse
 from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
@@ -162,7 +162,7 @@ def _parse(
         return tyro.cli(
             shown if helps else kind,
             prog=f"trainclient {command}",
-            description=" ".join(about.split()),
+            description=one_line(about),
             args=given,
             default=shown.model_validate(dict(default)) if helps else default,
             config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
@@ -183,7 +183,7 @@ def _export(arguments: Sequence[str]) -> int:
         lambda given: tyro.cli(
             ExportConfig,
             prog="trainclient export",
-            description=" ".join(EXPORT.split()),
+            description=one_line(EXPORT),
             args=given,
             config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
         ),

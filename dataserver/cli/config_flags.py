@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from dataserver.cli.arguments import Entries, Pairs, Switch, named_paths, tokenizer_files
 from dataserver.cli.parsing import docstring
+from dataserver.flags import one_line
 from dataserver.serving.budgets import MIB
 from dataserver.serving.config import Metavar
 from dataserver.transforms import named_versions
@@ -59,7 +60,7 @@ def _kind(field: FieldInfo) -> Any:
     metavar = next((str(entry) for entry in field.metadata if isinstance(entry, Metavar)), None)
     if metavar is None and len(limits) == 2:
         metavar = f"{limits[0]}..{limits[1]}"
-    about = None if field.description is None else " ".join(field.description.split())
+    about = None if field.description is None else one_line(field.description)
     shown = tyro.conf.arg(help=about, metavar=metavar, help_behavior_hint=_hint(field))
     if field.annotation is bool:
         return Annotated[Switch, shown]

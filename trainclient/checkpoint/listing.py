@@ -157,11 +157,11 @@ def _size(num_bytes: float) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """List a folder; 1 if a checkpoint in it is not whole."""
-    from dataserver.flags import parse
+    from dataserver.flags import one_line, parse
 
     config = parse(
         lambda given: tyro.cli(
-            ListConfig, prog="trainclient checkpoints", description=" ".join(DESCRIPTION.split()), args=given
+            ListConfig, prog="trainclient checkpoints", description=one_line(DESCRIPTION), args=given
         ),
         list(arguments),
         "trainclient checkpoints",

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.flags import parse
+from dataserver.flags import one_line, parse
 from dataserver.outputs import require_writable, write_output
 from dataserver.planning.job.fields import MAX_TEXT_BYTES, Modality, Sizing, TextError, parse_yaml
 from dataserver.planning.job.fields import Stream as JobStream
@@ -160,7 +160,7 @@ def _options(arguments: list[str]) -> Orchestrate:
         del arguments[at : at + 2]
     found: Orchestrate = parse(
         lambda given: tyro.cli(
-            Orchestrate, prog="trainclient orchestrate", description=" ".join(ABOUT.split()), args=given,
+            Orchestrate, prog="trainclient orchestrate", description=one_line(ABOUT), args=given,
             default=default, config=(tyro.conf.DisallowNone,),
         ),
         arguments,

@@ -9,7 +9,7 @@ import torch
 import tyro
 from pydantic import Field
 
-from dataserver.flags import parse
+from dataserver.flags import one_line, parse
 from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.models.compiling import require_compiler
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> None:
         lambda given: tyro.cli(
             ProfileOptions,
             prog="trainclient profile",
-            description=" ".join(ABOUT.split()),
+            description=one_line(ABOUT),
             args=given,
             config=(tyro.conf.DisallowNone,),
         ),

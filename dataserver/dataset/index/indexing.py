@@ -2,9 +2,9 @@
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,7 @@ from dataserver.dataset.index.rules import (
     written_rules,
 )
 from dataserver.dataset.kinds import LONG_AUDIO, LOST_IMAGE, UNUSED_AUDIO, UNUSED_PART, UNUSED_VIDEO
-from dataserver.dataset.shards.captions import caption_lists, captions_in_members
+from dataserver.dataset.shards.captions import CaptionSource, caption_lists, captions_in_members
 from dataserver.dataset.shards.documents import DOCUMENT_FORMS
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.hashing import BlockSums, HashingReader
@@ -264,11 +264,12 @@ def index_shard(
         digests = {} if before_rules is None else known_digests(before_rules.file, before_rules.header, joined)
         if known_sha256 is not None:
             digests[shard.path] = known_sha256
-        read = _read_members(shard, before[0].num_bytes, digests, rules, lone_texts, joins)
+        read_members = partial(_read_members, shard, before[0].num_bytes, digests, rules, lone_texts, joins)
+        read = _unless_refused(read_members)
         texts = texts_of_columns(shard, rules, joins, read.seen.without_text, read.seen.keys)
         if texts:  # pairs whose only text is in a column: rare, and known when all members were seen
             digests[shard.path] = read.sha256
-            read = _read_members(shard, before[0].num_bytes, digests, rules, lone_texts, joins, texts)
+            read = _unless_refused(partial(read_members, texts))
         findings.add_all(read.findings)
         meta = _columns(shard, rules, read, joins, findings)
         sidecar_sha256 = _sidecar_digest(shard, before[1]) if same is None else same.header.sidecar_sha256
@@ -281,41 +282,17 @@ def index_shard(
     return _written(shard, read, meta, written, before, sidecar_sha256, findings, joined)
 
 
-def _read_members(
-    shard: ShardFile,
-    num_bytes: int,
-    digests: Mapping[Path, str],
-    rules: IndexRules,
-    lone_texts: LoneTexts | None,
-    joins: ShardJoins,
-    texts: Mapping[str, str] = MappingProxyType({}),
-) -> _Read:
-    """Read the samples of a shard of so many bytes, with the members of joined tars. Raises OSError.
-
-    Digests are those of the shard and of joined files, where they need not be hashed. Texts are those of images that
-    have none among their members, by key.
-    """
-    given = shard, num_bytes, digests, rules, lone_texts, joins, texts
+def _unless_refused(read: Callable[..., _Read]) -> _Read:
+    """What is read of a shard; where it refuses its members late, once more without any."""
     try:
-        return _read_once(*given)
+        return read()
     except RefusedShardError as error:  # what was made of the members before is of no use
-        return _read_once(*given, refused=str(error))
+        return read(refused=str(error))
 
 
-def _read_once(
-    shard: ShardFile,
-    num_bytes: int,
-    digests: Mapping[Path, str],
-    rules: IndexRules,
-    lone_texts: LoneTexts | None,
-    joins: ShardJoins,
-    texts: Mapping[str, str],
-    refused: str = "",
-) -> _Read:
-    """As `_read_members`. Raises RefusedShardError where no member is to be used, unless `refused` says why."""
-    findings = Findings()
-    in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
-    sample_rules = SampleRules(
+def _sample_rules(rules: IndexRules, in_members: tuple[CaptionSource, ...], texts: Mapping[str, str]) -> SampleRules:
+    """What members make a sample, by what the user chose, the captions in members, and texts by key from elsewhere."""
+    return SampleRules(
         rules.key is KeyEnd.LAST_DOT,
         rules.several_images is SeveralImages.ALL,
         in_members,
@@ -329,6 +306,30 @@ def _read_once(
         rules.missing_images is MissingImages.DROP,
         texts,
     )
+
+
+def _read_members(
+    shard: ShardFile,
+    num_bytes: int,
+    digests: Mapping[Path, str],
+    rules: IndexRules,
+    lone_texts: LoneTexts | None,
+    joins: ShardJoins,
+    texts: Mapping[str, str] = MappingProxyType({}),
+    refused: str = "",
+) -> _Read:
+    """Read the samples of a shard of so many bytes, with the members of joined tars.
+
+    Digests are those of the shard and of joined files, where they need not be hashed. Texts are those of images that
+    have none among their members, by key.
+
+    Raises:
+        OSError: the shard or a joined file cannot be read.
+        RefusedShardError: no member is to be used, unless `refused` says why.
+    """
+    findings = Findings()
+    in_members = captions_in_members(rules.captions, has_columns=not shard.format.sidecar_suffix)
+    sample_rules = _sample_rules(rules, in_members, texts)
     rows, scalars, captions, seen = (
         RowCollector(VIDEO in sample_rules.media),
         ScalarRows(),

@@ -25,6 +25,7 @@ from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.retries import RetryBudget
+from dataserver.dataset.storage.seekable_file import SeekableFile
 from dataserver.dataset.storage.urls import HTTP, Url, as_url
 from dataserver.tracing import Kind, span
 
@@ -301,39 +302,22 @@ class RemoteStorage:
         return store.budget.call(lambda: store.client.put(url.key, source))
 
 
-class _Sequential(io.RawIOBase):
+class _Sequential(SeekableFile):
     """One version of an object from its first byte to its last, each asked for once; what is sought is read singly."""
 
     def __init__(self, store: Store, info: ObjectInfo, holds_blocks: bool) -> None:
+        super().__init__(info.num_bytes)
         self._store = store
         self._info = info
         self._holds_blocks = holds_blocks
-        self._at = 0
         self._next = 0
         """Where reading in order goes on."""
         self._blocks: deque[tuple[int, Future[bytes]]] = deque()
         """By number: the block in hand, and those that were asked for ahead."""
 
-    def readable(self) -> bool:
-        """True: objects are read at any offset."""
-        return True
-
-    def seekable(self) -> bool:
-        """True: objects are read at any offset."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next byte comes from."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to another offset; nothing is read yet."""
-        self._at = max(0, offset + (0, self._at, self._info.num_bytes)[whence])
-        return self._at
-
     def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
         """Read up to the end of a block."""
-        length = min(len(buffer), self._info.num_bytes - self._at)
+        length = min(len(buffer), self._num_bytes - self._at)
         if length <= 0:
             return 0
         number, start = divmod(self._at, BLOCK_BYTES)

@@ -1,11 +1,11 @@
 """A Parquet file in a store, whose columns are read from the bytes that the pass over the file holds."""
 
-import io
 from collections.abc import Sequence
 
 from dataserver.dataset.shards.hashing import HashingReader
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import StoredFile
+from dataserver.dataset.storage.seekable_file import SeekableFile
 
 
 class HeldRanges:
@@ -28,30 +28,12 @@ class HeldRanges:
         return self._ranges.etag()
 
 
-class RangesFile(io.RawIOBase):
+class RangesFile(SeekableFile):
     """Files that are read by ranges, as Arrow reads them. Each read is whole, so that no buffer is needed."""
 
     def __init__(self, ranges: StoredFile, num_bytes: int) -> None:
+        super().__init__(num_bytes)
         self._ranges = ranges
-        self._num_bytes = num_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        """True: bytes are read at any offset."""
-        return True
-
-    def seekable(self) -> bool:
-        """True: bytes are read at any offset."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next byte comes from."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to another offset; nothing is read yet."""
-        self._at = max(0, offset + (0, self._at, self._num_bytes)[whence])
-        return self._at
 
     def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
         """Read as many bytes as fit or are left."""
