@@ -4,6 +4,7 @@ import socket
 from typing import Any
 
 import pytest
+from ports import free_ports
 
 from trainclient.stream import reached_host as module
 from trainclient.stream.reached_host import reached_host
@@ -35,16 +36,20 @@ def test_a_name_of_several_hosts_is_the_one_that_the_socket_is_connected_to(
 ) -> None:
     """Also where an IPv6 socket speaks IPv4, as gRPC's do."""
     reached = "127.0.0.2" if family == socket.AF_INET else "::ffff:127.0.0.2"
-    with socket.create_server(("127.0.0.2", 0)) as listener, socket.socket(family) as connection:
-        port = listener.getsockname()[1]
-        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
-            connection.connect((reached, port))
-            names(monkeypatch, "127.0.0.1", "127.0.0.2")
-            own = connection.getsockname()[1]
-            assert reached_host(f"{NAME}:{port}", own) == "127.0.0.2"
-            assert connection.getpeername()[1] == port, "it is still open"
-            assert reached_host(f"{NAME}:{port}", 0) is None
-            assert reached_host(f"{NAME}:{port + 1}", own) is None
+    [port] = free_ports(1)
+    with (
+        socket.create_server(("127.0.0.2", port)),
+        socket.create_server(("127.0.0.1", port)),
+        socket.create_connection(("127.0.0.1", port)),
+        socket.socket(family) as connection,
+    ):
+        connection.connect((reached, port))
+        names(monkeypatch, "127.0.0.1", "127.0.0.2")
+        own = connection.getsockname()[1]
+        assert reached_host(f"{NAME}:{port}", own) == "127.0.0.2"
+        assert connection.getpeername()[1] == port, "it is still open"
+        assert reached_host(f"{NAME}:{port}", 0) is None
+        assert reached_host(f"{NAME}:{port + 1}", own) is None
 
 
 def test_a_name_of_one_host_is_that_host(monkeypatch: pytest.MonkeyPatch) -> None:

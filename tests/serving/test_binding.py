@@ -5,13 +5,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 from serving.harness import running
 
 from dataserver.serving import binding
 from dataserver.serving.config import ConfigError
 
 
-def taken(port: int = 0) -> socket.socket:
+def taken() -> socket.socket:
+    """A socket that listens at a port which no connection can get when it is closed."""
+    [port] = free_ports(1)
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
