@@ -38,7 +38,13 @@ MORE = {
     "train": {"--threads": ["--threads", "1"]},
 }
 """What commands are given besides, by option."""
-FEWER = {"--nnodes": "1", "--timeline.first": "0", "--timeline.steps": "1"}
+FEWER = {
+    "--nnodes": "1",
+    "--timeline.first": "0",
+    "--timeline.steps": "1",
+    "--dtype": "float32",
+    **{f"--{kind}.preset": "tiny" for kind in ("encoder", "backbone", "generator")},
+}
 """What some options are here."""
 TESTED = {
     "with DataClient(": "test_docs_blocks.py",

@@ -39,12 +39,13 @@ memory       Print the fields `memory` of a job: what its modules may use of a d
 """
 DESCRIPTION = """Train a job. Without torchrun, all its processes start on this machine. With torchrun, start as many as
 the job needs; another number is refused, and the message says how many. Training resumes from the newest checkpoint in
---checkpoint.directory, or as --resume-from says. --config FILE.yaml gives the same options in a file; flags override
-it."""
+--checkpoint.directory, or as --resume-from says. --config FILE.yaml gives the same options in a file, and settings of
+single modules (docs/training.md); flags override it."""
 
-MEMORY = """Print the memory of a device that is left for the activations of each module of a job: the fields `memory`
-to put into the job. All options of `train` are accepted, so you can give those of a run as they are; below are the
-ones that memory depends on. --config FILE.yaml gives the same options in a file; flags override it."""
+MEMORY = """Print how much memory of a device is left for the activations of each module of a job, as fields `memory` to
+put into the job. It asks the servers for the job. All options of `train` are accepted, so you can give those of a run
+as they are; below are the ones that matter here. --config FILE.yaml gives the same options in a file; flags override
+it."""
 EXPORT = """Write an encoder or a backbone of a checkpoint, or both as the whole model from which they started, as
 config.json and safetensors that transformers loads."""
 

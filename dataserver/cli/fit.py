@@ -57,19 +57,19 @@ def fit_costs(
     data: Data = NO_DATA,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> None:
-    """Fit the cost of each module to the step times of a job, for the specification of the next one.
+    """Fit the costs of the modules to the step times of a job, for the next job.
 
     It makes the plans of the reported steps again, to know what each microbatch held, and reads no image. It prints
     what it found, and the YAML to put into the next job. A running job keeps its costs, because they are part of its
     identity.
 
-    A file of times has one report per line, as JSON with the fields of disttrain.v1.StepTimes.
+    A file for --times has one report per line, as JSON with the fields of disttrain.v1.StepTimes.
 
     Args:
         job: YAML or JSON file of the job that was measured.
         times: File of step times; give this or --server.
         server: A server that received the reports of the job.
-        first_step: Leave out the steps before this one, in which the run warmed up.
+        first_step: Leave out the steps before this one, because the run was still warming up.
         data: Datasets and tokenizers.
         credentials: What to show --server.
     """

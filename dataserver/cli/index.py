@@ -80,8 +80,8 @@ def _rules(
         truncated_images: Images whose data end too early: invalid, or decoded as far as they go and grey from there.
         key: A key ends at the first dot of a file name, as webdataset has it, or at the last one.
         several_images: Several images in a sample without a document: the first, or all in the order of their names.
-        caption: Further caption of the samples, which jobs choose by NAME: NAME=MEMBER, NAME=MEMBER:KEY of a JSON
-            member, or NAME=parquet:COLUMN; may be repeated.
+        caption: Further caption of each sample, which jobs choose by NAME: NAME=MEMBER, NAME=MEMBER:KEY of a JSON
+            member, or NAME=parquet:COLUMN; with [N] behind KEY or COLUMN element N of a list. May be repeated.
         join: Folder of tars or Parquet files with the names of the shards, whose members or columns are added to the
             samples with the same keys; or a Parquet file, or a folder of them, with rows for all shards. May be
             repeated.
@@ -139,8 +139,10 @@ def index(
     Args:
         paths: Folders of shards (or single shards).
         index_dir: Folder for the index of a read-only dataset, instead of beside the shards; with one PATH only.
-        workers: Processes that index shards and render conversations; one for each core by default.
-        tokenizer: Tokenizer whose tokens are counted, NAME=FILE or `bytes`; may be repeated. `bytes` by default.
+        workers: Processes that index shards and render conversations. By default one for each core, fewer where memory
+            is limited.
+        tokenizer: Tokenizer whose tokens are counted: NAME=FILE, NAME=FOLDER or `bytes`; may be repeated. `bytes` by
+            default.
         transform: Installed transform of metadata or text, NAME=VERSION or NAME=VERSION:OPTIONS with an object of JSON;
             may be repeated. Tokens are counted twice: without transforms of text, and with all of them, in this order.
         shards: Index only every N-th shard, starting with shard number I (0 to N - 1), while other machines index the

@@ -45,16 +45,17 @@ def lint(
         path: Folder of shards, or a single shard.
         index_dir: Folder of the index, if it is not beside the shards.
         quarantine: Quarantine list of the dataset, for --job.
-        decode: Decode every image too, as servers do.
+        decode: Also decode every image, clip and video, as servers do.
         quarantine_file: File for the list of all samples that are left out or invalid; a server takes it with
             --quarantine NAME=FILE.
         json: Print one JSON document instead.
-        verify_transforms: Installed transform that is run on 64 samples in two processes, to see that it does not fail
-            and always gives the same: NAME=VERSION, or NAME=VERSION:OPTIONS with an object of JSON; may be repeated.
-        job: YAML or JSON file of a job: conversations that are longer than its sequences, and documents that it splits,
-            are findings, too.
+        verify_transforms: Installed transform to run on 64 samples in two processes: it must not fail, and must give
+            the same each time. NAME=VERSION, or NAME=VERSION:OPTIONS with an object of JSON; may be repeated.
+        job: YAML or JSON file of a job. Conversations that are longer than its sequences, and documents that it splits,
+            then are findings too.
         name: Name of the dataset in the job, if several of its datasets have conversations or documents.
-        tokenizer: Tokenizer of the job, NAME=FILE or `bytes`; of conversations NAME=FOLDER with its chat template.
+        tokenizer: Tokenizer of the job, for --job: NAME=FILE or `bytes`; for conversations NAME=FOLDER with the chat
+            template.
     """
     silence_pillow_warnings()
     path = location(path)

@@ -32,8 +32,8 @@ def plan(
     "Before" is the baseline: the step in canonical order, with equally many items on every rank. "After" is the plan.
     The ablation shows what lies between, one change at a time.
 
-    No server is needed, because the plan depends only on the indexes. Fingerprints, quarantine digests and the
-    tokenizer's block may be left out of the job; they are filled in from the datasets and tokenizers named here.
+    No server is needed, because the plan depends only on the indexes. The job may leave out fingerprints,
+    quarantine digests and `tokenizer`; they are filled in from the datasets and tokenizers named here.
 
     Args:
         job: YAML or JSON file of the job.

@@ -30,7 +30,7 @@ def simulate(
 ) -> None:
     """Plan some steps of a job in every way that its layout offers, and compare what the simulator expects of them.
 
-    Over the same samples it compares all combinations of the main policies, the job with one change at a time, and each
+    For the same samples it compares all combinations of the main policies, the job with one change at a time, and each
     change on the way from the baseline to the job. The last lines say what to change in the job. A last step that is
     much shorter than the others is shown separately. Times are those of the job's cost model, so run `dataserver fit`
     first. It needs no server and reads no image.

@@ -156,7 +156,7 @@ def sizes(
 ) -> None:
     """Write how many samples of a dataset have which size, for `trainclient orchestrate --sizes`.
 
-    Reads only the dataset's index. Texts of nearly the same length count as one size; beyond 20,000 sizes,
+    It reads only the dataset's index. Texts of nearly the same length count as one size; beyond 20,000 sizes,
     neighbouring ones are merged. Clips and videos are sized as the job says, or without a job as for Qwen2-Audio and
     Qwen2-VL.
 

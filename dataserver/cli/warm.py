@@ -40,7 +40,7 @@ def warm(cache_dir: MaybePath = None) -> None:
     Servers and commands on this machine then do not wait for a compiler. If all kernels are cached, it does nothing.
 
     Args:
-        cache_dir: Folder for the cache; ~/.cache/disttrain by default. NUMBA_CACHE_DIR overrides it.
+        cache_dir: Folder for the kernels; ~/.cache/disttrain by default. NUMBA_CACHE_DIR overrides it.
     """
     cache.use(cache_dir)
     if cache.folder() is None:

@@ -38,7 +38,7 @@ class ServerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, use_attribute_docstrings=True)
 
     datasets: dict[Name, Path] = {}
-    """Dataset by the name that jobs use: its folder of shards."""
+    """Dataset by the name that jobs use: its folder of shards, or its URL (docs/storage.md)."""
     index_dirs: dict[Name, Path] = {}
     """Folder of a dataset's index, if it is not beside the shards."""
     quarantines: dict[Name, Path] = {}
@@ -90,9 +90,9 @@ class ServerConfig(BaseModel):
     health_listen: Annotated[str | None, Metavar("HOST:PORT")] = None
     """Address for health checks alone, unencrypted and open to all, for probes of Kubernetes and load balancers."""
     insecure: bool = False
-    """Permit addresses that others can reach without encryption or without authentication."""
+    """Listen on addresses that others can reach, even without encryption or authentication."""
     max_streams: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Streams open at once; one more is refused."""
+    """Most streams that are open at once; further ones are refused."""
     idle_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 600
     """Close streams idle for this many seconds, freeing their slots and memory. Clients reopen them when they want
     more."""

@@ -62,7 +62,7 @@ def test_weights_that_do_not_fit_the_job(tmp_path: Path) -> None:
         ),
         ({"backbone": {"weights": vit}}, "are those of an encoder; module llm is of kind backbone"),
         ({"encoder": {"weights": llm}}, "are those of a backbone; module vit is of kind encoder"),
-        ({"generator": {"weights": vit}}, "are those of an encoder; module dit is of kind generator"),
+        ({"modules": {"dit": {"weights": vit}}}, "are those of an encoder; module dit is of kind generator"),
         ({"encoder": {"weights": siglip(tmp_path / "v4", 4)}}, "have patch 4, not 8; patch and merge are those of"),
         (
             {"encoder": {"weights": save(make_tower("qwen2-vl"), tmp_path / "q")}},

@@ -59,7 +59,8 @@ class ExportConfig:
     """Name of an encoder, a backbone or an image tower of the job. Without it, encoder and backbone are exported as the
     whole model --base from which they started."""
     base: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """The checkpoint from which the module started; its tokenizer files and further fields of config.json are added."""
+    """Folder of the released model from which the module started; its tokenizer files and further fields of config.json
+    are added."""
     tokenizer: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Folder of the tokenizer that the data servers used, if it is not the base's; its files replace those of the base.
     Needed if the model has learned new tokens."""

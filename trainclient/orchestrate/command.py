@@ -33,10 +33,9 @@ from trainclient.orchestrate.workload import Stream, workload
 from trainclient.training.config import describe
 from trainclient.training.options import SAYS_ITSELF, Options
 
-ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples.
-Every layout is solved for its best, the best few are planned and simulated on samples of these sizes, and the
-`execution` of a job is printed. Needs no GPU and no server. --config FILE.yaml gives the same options in a file; flags
-override it."""
+ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples. It
+solves every layout, plans and simulates the best choices on samples of these sizes, and prints the `execution` of a
+job. It needs no GPU and no server. --config FILE.yaml gives the same options in a file; flags override it."""
 WIDTH: Final = 130
 
 MaybeText = Annotated[str | None, SAYS_ITSELF]

@@ -16,7 +16,7 @@ from dataserver.tracing import DEFAULT_EVERY, Tracing, TracingError
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
-from trainclient.training.model_config import BackboneModel, EncoderModel, ImageModuleModel, NamedModel, WholeModel
+from trainclient.training.model_config import BackboneModel, EncoderModel, GeneratorModel, NamedModel, WholeModel
 from trainclient.training.optimizer_config import OptimizerConfig
 from trainclient.training.options import SAYS_ITSELF, Options
 
@@ -163,9 +163,9 @@ class TrainConfig(Options):
     """A training run: its job, servers, models, optimizer and outputs."""
 
     job: Annotated[Path | None, REQUIRED] = None
-    """Job specification, YAML or JSON."""
+    """YAML or JSON file of the job."""
     servers: Annotated[str, REQUIRED] = ""
-    """Data servers as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
+    """Data servers, as HOST:PORT,HOST:PORT; HOST:FIRST-LAST stands for a range of ports."""
     tls_ca: Annotated[Path | None, SAYS_ITSELF] = None
     """PEM file of the authorities that sign the servers' certificates. With it every connection to them is
     encrypted."""
@@ -181,7 +181,7 @@ class TrainConfig(Options):
     """Sizes of the encoder, and of image towers."""
     backbone: BackboneModel = BackboneModel()
     """Sizes of the backbone, and of text towers."""
-    generator: ImageModuleModel = ImageModuleModel()
+    generator: GeneratorModel = GeneratorModel()
     """Sizes of the job's generators."""
     modules: Annotated[dict[str, NamedModel], tyro.conf.Suppress] = Field(default_factory=dict)
     """Settings by module name, for modules that differ from others of their kind; only in a configuration file."""
@@ -268,9 +268,9 @@ class TrainConfig(Options):
             return None
         return Tracing(self.otlp_endpoint, self.trace_every, self.otlp_insecure)
 
-    def of_section(self, section: str) -> ImageModuleModel | BackboneModel:
+    def of_section(self, section: str) -> EncoderModel | BackboneModel | GeneratorModel:
         """What all modules of one of the sections encoder, backbone and generator are."""
-        of: dict[str, ImageModuleModel | BackboneModel] = {
+        of: dict[str, EncoderModel | BackboneModel | GeneratorModel] = {
             "encoder": self.encoder,
             "backbone": self.backbone,
             "generator": self.generator,

@@ -7,9 +7,8 @@ from pydantic import Field, create_model
 
 from trainclient.training.config import REQUIRED, TrainConfig
 
-_COUNTED: Final = frozenset(
-    {"job", "servers", "encoder", "backbone", "generator", "modules", "contrastive", "dtype", "first_answer_s"}
-)
+_ASKED: Final = ("job", "servers", "tls_ca", "tls_cert", "tls_key", "token_file", "first_answer_s")
+_COUNTED: Final = frozenset({*_ASKED, "models", "encoder", "backbone", "generator", "modules", "contrastive", "dtype"})
 
 
 class MemoryConfig(TrainConfig):

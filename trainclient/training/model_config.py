@@ -75,29 +75,40 @@ class ModelSizes(Options):
     """Width of the hidden layer of each MLP."""
 
 
-class ImageModuleModel(ModelSizes):
-    """Sizes of an encoder or generator: a preset, whose sizes may be replaced one by one, or those of given weights."""
+class GeneratorModel(ModelSizes):
+    """Sizes of a generator: a preset, whose sizes may be replaced one by one."""
 
     preset: str = "tiny"
-    """Name of a preset (encoder: tiny, vit-h; generator: tiny, dit-1b)."""
-    weights: Weights = None
-    """Folder of a Hugging Face checkpoint to start an encoder from, instead of a preset: SigLIP and SigLIP 2, CLIP (not
-    for image towers), or a whole vision-language model, whose tower and projector are read."""
+    """Name of a preset (tiny, dit-1b)."""
     sharding: Sharding = Sharding.NONE
     """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
 
     @property
+    def weights(self) -> Path | None:
+        """The checkpoint that it starts from: none."""
+        return None
+
+    @property
     def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
+        """Its adapters: none."""
         return None
 
 
-class EncoderModel(ImageModuleModel):
-    """Sizes of an encoder or an image tower."""
+class EncoderModel(ModelSizes):
+    """Sizes of an encoder or an image tower: a preset, whose sizes may be replaced one by one, or those of given
+    weights."""
 
+    preset: str = "tiny"
+    """Name of a preset (tiny, vit-h; for audio tiny, whisper-large)."""
+    weights: Weights = None
+    """Folder of a Hugging Face checkpoint to start from, instead of a preset: SigLIP, SigLIP 2, CLIP or DINOv2 (these
+    two not for image towers), for audio Whisper or Qwen2-Audio, or a whole vision-language model, whose tower and
+    projector are read."""
+    sharding: Sharding = Sharding.NONE
+    """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
-    """Low-rank adapters to train instead of the weights of blocks. The part that makes rows of features is trained in
-    full."""
+    """Low-rank adapters to train instead of the weights of blocks. The layer that turns features into rows is trained
+    as a whole."""
     freeze_tower: bool = False
     """Train only the projector, which turns features into rows of the backbone. Not for image towers."""
 
@@ -151,8 +162,7 @@ class NamedModel(BackboneModel):
     """Settings of one module that differ from those of its kind."""
 
     use: str | None = None
-    """package.module:Name of a class of your own (docs/training.md). Of what says sizes only `options` is read
-    beside it."""
+    """package.module:Name of a class of your own (docs/training.md). It takes `options`, and no sizes."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of its constructor."""
     freeze_tower: bool = False

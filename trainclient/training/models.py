@@ -19,7 +19,14 @@ from trainclient.modules import Site, Sizes, TrainedModule, family_of, own
 from trainclient.topology.process_grid import Chunk, GridProcess, Topology
 from trainclient.training.config import ConfigError, TrainConfig
 from trainclient.training.freezing import freeze_tower, frozen_parts, require_freezable
-from trainclient.training.model_config import NOT_MODEL, NOT_SIZES, BackboneModel, ImageModuleModel, Sharding
+from trainclient.training.model_config import (
+    NOT_MODEL,
+    NOT_SIZES,
+    BackboneModel,
+    EncoderModel,
+    GeneratorModel,
+    Sharding,
+)
 from trainclient.training.pretrained import (
     GROWING,
     load_pretrained_into,
@@ -269,7 +276,7 @@ def _own(config: TrainConfig, module: ModuleSpec) -> bool:
     return named is not None and named.use is not None
 
 
-def _model(config: TrainConfig, module: ModuleSpec) -> ImageModuleModel | BackboneModel:
+def _model(config: TrainConfig, module: ModuleSpec) -> EncoderModel | BackboneModel | GeneratorModel:
     """What the configuration says of a module: by its name, or else of its kind."""
     return config.modules.get(module.name, config.of_section(family_of(module).section))
 
