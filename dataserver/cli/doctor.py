@@ -33,7 +33,7 @@ def doctor(
     It compares releases, builds, content digests, datasets, tokenizers, transforms and clocks, and checks certificates,
     limits of files, memory, disks and peers, and reads that failed within the last hour. It prints each finding with
     its remedy, then the samples and shards that failed. The exit status is 1 if there are findings. If servers have a
-    policy, it needs the right `metrics`.
+    policy, it needs the rights `read` and `metrics`.
 
     Args:
         addresses: HOST:PORT of servers, or HOST:FIRST-LAST for a range of ports, separated by spaces or commas.
