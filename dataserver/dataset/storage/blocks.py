@@ -80,7 +80,7 @@ class Blocks:
         self._owners: Owners | None = None
         self._lock = threading.RLock()
         """Guards the counts and what follows. A file that is collected by a thread that has it cancels what it asked
-        for, which takes it again."""
+        for, which takes it again; by one that has another lock as well, so that none is taken under this one."""
         self._loading: set[BlockKey] = set()
         self._ahead = PiecesAhead(AHEAD_BYTES)
         self._loaders = ThreadsOfStores(LOADING, "blocks")
@@ -245,10 +245,11 @@ class Blocks:
     def _want_block(self, key: BlockKey, source: Source) -> bool:
         """Begin to read a block that would be held. Returns whether it is read, or there already."""
         loaders = self._loaders.of(key.store)
+        fits = self.held.needs.fit(key, self.capacity) and loaders.num_waiting < MAX_QUEUED
         with self._lock:
             if key in self._loading or key in self.held:
                 return True
-            if not self.held.needs.fit(key, self.capacity) or loaders.num_waiting >= MAX_QUEUED:
+            if not fits:
                 return False
             self._loading.add(key)
         with within(None):  # blocks serve many steps: whose turn it is now is not who waits for them

@@ -272,6 +272,28 @@ def test_a_file_that_is_collected_while_blocks_are_counted_holds_up_nobody(monke
     assert asked[-1].cancelled()
 
 
+def test_a_file_that_is_collected_by_who_has_the_lock_of_needs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of blocks is free where that of needs is waited for: whoever has this one may collect a file."""
+    going_on, blocks, hanging = threading.Event(), Blocks(), Store()
+    monkeypatch.setattr(hanging, "get", lambda *_: bytes(going_on.wait(60)))
+    asked = [blocks.read_whole(whole_key(number), hanging, is_held=True) for number in range(READING + 1)]
+    held_up, fit = list[bool](), blocks.held.needs.fit
+
+    def collecting(key: BlockKey, capacity: int) -> bool:
+        other = threading.Thread(target=asked[-1].cancel, daemon=True)
+        other.start()
+        other.join(2)
+        held_up.append(other.is_alive())
+        return fit(key, capacity)
+
+    monkeypatch.setattr(blocks.held.needs, "fit", collecting)
+    assert blocks._want_block(tail_key(), Store())
+    going_on.set()
+    settled(blocks)
+    assert asked[-1].cancelled()
+    assert held_up[0] is False
+
+
 def test_blocks_are_read_before_they_are_wanted_each_once_and_as_far_as_there_is_room() -> None:
     store, blocks = Store(), Blocks()
     blocks.configure(2 * BLOCK_BYTES)
