@@ -39,6 +39,9 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 """A space, tab, line break or backslash in the name of a mount."""
 LOOK_EVERY_S: Final = 30.0
 """The folder is listed so often: other processes write there, too."""
+SPARE_PART: Final = 64
+"""Where the folder is full, one part in so many is emptied of blocks that nobody needs, so that it need not be listed
+for each block: of 64 GiB that took as long as reading the block."""
 PAUSE_S: Final = 30.0
 """Nothing is written for so long after the disk refused something."""
 _TEMP_LIFETIME_S: Final = 3600.0
@@ -128,7 +131,10 @@ class BlockFiles:
             )
 
     def _make_room(self, num_bytes: int, needed: Callable[[], Iterable[BlockKey]]) -> None:
-        """Remove files where the folder would be too full: those of needed blocks last, and of each kind the oldest."""
+        """Remove files where the folder would be too full: those of needed blocks last, and of each kind the oldest.
+
+        Of needed blocks no more go than must.
+        """
         with self._lock:
             full = self._used + num_bytes > self.most
             if not full and monotonic() < self._looked_at + LOOK_EVERY_S:
@@ -136,11 +142,13 @@ class BlockFiles:
             files = self._list()
             self._used = sum(size for _, size, _ in files)
             self._looked_at = monotonic()
-            if self._used + num_bytes > self.most:
-                last = {str(self._path(key)) for key in needed()}
-                files.sort(key=lambda file: (file[2] in last, file))
+            if self._used + num_bytes <= self.most:
+                return
+            last = {str(self._path(key)) for key in needed()}
+            files.sort(key=lambda file: (file[2] in last, file))
             for _, size, path in files:
-                if self._used + num_bytes <= self.most:
+                spare = 0 if path in last else self.most // SPARE_PART
+                if self._used + num_bytes <= self.most - spare:
                     break
                 with contextlib.suppress(FileNotFoundError):  # another process was quicker
                     os.unlink(path)  # noqa: PTH108

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from dataserver.dataset import DatasetError
 from dataserver.dataset.storage import block_files
-from dataserver.dataset.storage.block_files import CHUNK_BYTES, BlockFiles
+from dataserver.dataset.storage.block_files import CHUNK_BYTES, SPARE_PART, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
 from dataserver.dataset.storage.clients import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
@@ -85,6 +86,29 @@ def test_the_oldest_files_go_where_there_is_no_room_and_needed_ones_last(
         for path in files._folder.glob("*/*.block"):
             os.utime(path, (path.stat().st_mtime - 10,) * 2)
     assert [number for number in range(3) if files.has(whole_key(number))] == left
+
+
+def test_a_full_folder_is_not_listed_for_each_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing takes as long as there are files; what is needed stays all the same."""
+
+    def small(number: int) -> BlockKey:
+        return BlockKey("s3://bucket", ObjectInfo(f"{number}.tar", 100, '"v1"', 0), 0)
+
+    def needed() -> Iterator[BlockKey]:
+        return map(small, range(5))
+
+    number, more, looks = 4 * SPARE_PART, 20, list[int]()
+    files = BlockFiles(tmp_path / "b", 1 << 30)
+    files.write(small(0), bytes(100))
+    files.most = number * path_of(files).stat().st_size
+    listing = files._list
+    monkeypatch.setattr(files, "_list", lambda: looks.append(1) or listing())  # type: ignore[func-returns-value]
+    for n in range(1, number + more):
+        files.write(small(n), bytes(100), needed)
+    left = [n for n in range(number + more) if files.has(small(n))]
+    assert left[:5] == list(range(5))
+    assert number - 4 <= len(left) <= number
+    assert 1 <= len(looks) <= 1 + more // 4
 
 
 def test_a_full_disk_costs_the_cache_alone(files: BlockFiles, monkeypatch: pytest.MonkeyPatch) -> None:
