@@ -149,7 +149,8 @@ def _check_sequences(job: Job, positions: Positions, samples: StepSamples, found
     sequence = (
         positions.rank * found.num_microbatches + positions.microbatch
     ) * found.sequences_per_microbatch + positions.slot
-    longest = int(bin_loads(samples.tokens, sequence, int(sequence.max(initial=-1)) + 1).max(initial=0))
+    used, number = np.unique(sequence, return_inverse=True)  # there may be places for very many more
+    longest = int(bin_loads(samples.tokens, number, len(used)).max(initial=0))
     _require(longest <= job.stream.seq_len, f"a sequence has {longest} tokens, and seq_len is {job.stream.seq_len}")
 
 

@@ -1,5 +1,6 @@
 """A plan is made again from the positions of its items, and nothing that is no plan of the step is taken for one."""
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
@@ -10,6 +11,7 @@ from builders.jobs import LAYOUT_KINDS
 from builders.matrix import matrix, samples_of
 
 from dataserver.planning.job.identity import Job
+from dataserver.planning.job.limits import most_microbatches
 from dataserver.planning.plan.compact import CompactPlan, UnfitPlanError, compact, expand
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import plan_step
@@ -110,6 +112,25 @@ def test_an_overlong_sequence_is_refused() -> None:
     zeros = np.zeros_like(found.positions[module].rank)
     with pytest.raises(UnfitPlanError, match="tokens, and seq_len is"):
         expand(job, STEP, plan.samples, with_positions(found, module, rank=zeros, microbatch=zeros, slot=zeros))
+
+
+def test_places_of_sequences_that_nothing_is_in_take_no_memory() -> None:
+    """A peer may name as many microbatches and slots as any step has: it decides how much, and not what it takes."""
+    job, plan = first("pipelined", large)
+    found, module = compact(job, plan), [m.kind for m in job.spec.execution.modules].index("backbone")
+    backbone, slots = job.spec.execution.backbone, len(plan.samples)
+    number = np.arange(slots)
+    last = most_microbatches(job.spec.execution) - 1 - number // backbone.dp
+    broken = with_positions(found, module, rank=number % backbone.dp, microbatch=last, slot=np.full(slots, slots - 1))
+    broken = replace(broken, num_microbatches=int(last[0]) + 1, sequences_per_microbatch=slots)
+    tracemalloc.start()
+    try:
+        expand(job, STEP, plan.samples, broken)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 8 * backbone.dp * broken.num_microbatches * slots > 2 << 20
+    assert peak < 1 << 20
 
 
 @pytest.mark.parametrize(
