@@ -3,11 +3,15 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from serving.harness import TIMEOUT_S
 
+from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.stream.streams import Streams
 
 
 @pytest.fixture
@@ -76,6 +80,21 @@ def test_what_finds_no_thread_of_its_own_waits_for_another(monkeypatch: pytest.M
     go.set()
     assert (first.result(TIMEOUT_S), second.result(TIMEOUT_S)) == (True, 7)
     pool.shutdown()
+
+
+def test_plans_wait_for_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that comes to another step goes on, though the system gives its plan no thread."""
+    given = {"prefetch_bytes": 1 << 20, "job_bytes": 1 << 20, "stream_bytes": 1 << 20, "idle_timeout_s": 60.0}
+    config: Any = SimpleNamespace(**given, decode_threads=1, max_streams=2, shared_memory=False)
+    streams, began, go = Streams(config, Metrics()), threading.Event(), threading.Event()
+    first = streams.shared.planning.submit(lambda: began.set() or go.wait(TIMEOUT_S))  # type: ignore[func-returns-value]
+    assert began.wait(TIMEOUT_S)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        second = streams.shared.planning.submit(int, "7")
+    go.set()
+    assert (first.result(TIMEOUT_S), second.result(TIMEOUT_S)) == (True, 7)
+    streams.close()
 
 
 def test_what_is_refused_for_want_of_threads_is_never_run(monkeypatch: pytest.MonkeyPatch, pool: FairPool) -> None:

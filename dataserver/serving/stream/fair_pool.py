@@ -16,7 +16,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class _Threads(ThreadPoolExecutor):
+class Threads(ThreadPoolExecutor):
     """Takes work where no further thread can be started: one that there is comes to it."""
 
     def _adjust_thread_count(self) -> None:
@@ -31,7 +31,7 @@ class FairPool:
     """Threads that run one task of each group after the other, of its queues in turn; who has none holds up nobody."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = _Threads(num_threads, name)
+        self._threads = Threads(num_threads, name)
         self._lock = threading.Lock()
         self._waiting: OrderedDict[str, deque[Queue]] = OrderedDict()
         """By group, the queues that have tasks, each of them once; the first one of the first group is next."""

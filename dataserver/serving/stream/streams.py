@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from disttrain.v1 import errors_pb2
@@ -15,7 +14,7 @@ from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
-from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.stream.fair_pool import FairPool, Threads
 from dataserver.serving.stream.preparing import AHEAD_BYTES
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import ViewSource
@@ -46,7 +45,7 @@ class Streams:
             budget=budget,
             buffers=BufferPool(budget),
             # Twice as many: the thread of a closed stream may still compute a plan that others wait for.
-            planning=ThreadPoolExecutor(2 * config.max_streams, "plan"),
+            planning=Threads(2 * config.max_streams, "plan"),
             laying_out=FairPool(VIEWS_AT_ONCE, "layout"),
             decoding=FairPool(config.decode_threads, "decode"),
             shared_memory=SharedMemoryListener(config.shared_memory),
