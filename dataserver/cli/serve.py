@@ -108,12 +108,14 @@ def _serve(server: DataServer) -> None:
         if (pages := pages_of(server)) is not None:
             stack.callback(pages.close)
             _print_line(f"pages on {pages.url}")
-        threading.Thread(target=_when_ended, args=(server, wake), name="ended").start()
+        ending = threading.Thread(target=_when_ended, args=(server, wake), name="ended")
+        ending.start()
         for count, _ in enumerate(iter(numbers, ENDED)):
             if count == 0:
                 server.drain(server.drain_grace_s)
             else:
                 server.cut()
+        ending.join()  # a signal may have shown the end before `wake` has done with its socket
 
 
 def _announce(address: str, server: DataServer) -> None:

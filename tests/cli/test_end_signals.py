@@ -3,13 +3,14 @@
 import os
 import signal
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dataserver.cli import ray
+from dataserver.cli import ray, serve
 from dataserver.cli.end_signals import ENDED, end_signals
 
 MANY = 5_000
@@ -71,3 +72,26 @@ def test_each_signal_is_told_and_then_the_end() -> None:
         threading.Timer(0.05, wake).start()
         assert next_signal() == ENDED
     signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_server_that_a_signal_shows_to_have_ended_waits_for_what_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a script sends signals until the process has ended: the wake-up finds its socket open."""
+    ended, left, found = threading.Event(), threading.Event(), list[bool]()
+
+    @contextmanager
+    def signals() -> Iterator[tuple[Callable[[], int], Callable[[], object]]]:
+        def wake() -> None:
+            ended.set()
+            found.append(left.wait(0.2))
+
+        yield lambda: ENDED if ended.wait(60) else -1, wake
+        left.set()
+
+    monkeypatch.setattr(serve, "end_signals", signals)
+    monkeypatch.setattr(serve.faulthandler, "register", lambda *_, **__: None)
+    config = SimpleNamespace(web_listen=None)
+    server = SimpleNamespace(
+        config=config, start=lambda: "127.0.0.1:1", metrics_url=None, health_address=None, wait=lambda: None
+    )
+    serve._serve(server)  # type: ignore[arg-type]
+    assert found == [False]
