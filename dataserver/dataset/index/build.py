@@ -40,6 +40,7 @@ from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import Engine, LostWorkerError, shared_out
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
+from dataserver.dataset.storage.blocks import DEFAULT_MEMORY_BYTES
 from dataserver.dataset.storage.mirror import pull
 from dataserver.dataset.storage.urls import Url, is_url, location
 
@@ -160,6 +161,12 @@ def build_index(
     return _report(listing, contents, run)
 
 
+def _worker_bytes(shard: ShardFile) -> int:
+    """Memory of a process that indexes shards like this: of Parquet in a store it holds blocks as well."""
+    holds_blocks = shard.format.reads_parts and not shard.storage.is_local
+    return WORKER_BYTES + (DEFAULT_MEMORY_BYTES if holds_blocks else 0)
+
+
 def _absolute(path: Path) -> Path:
     return path if isinstance(path, Url) else path.absolute()
 
@@ -208,7 +215,7 @@ class _Run:
         self._pending = pending
         self._sizes = {shard.name: (shard.listed or shard.etags())[0].num_bytes for shard in shards}
         if engine is None:
-            most = min(usable_cores(), processes_within(WORKER_BYTES, usable_memory()))
+            most = min(usable_cores(), processes_within(_worker_bytes(shards[0]), usable_memory()))
         else:
             most = engine.num_workers
         self._workers = workers or most

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_interleaved, write_pairs, write_tar, write_texts
 
-from dataserver.dataset import Dataset, DatasetError, IndexRules, StaleIndexError, build_index
+from dataserver.dataset import Dataset, DatasetError, IndexRules, StaleIndexError, build_index, location
+from dataserver.dataset.index import build
+from dataserver.dataset.machine.memory import Memory
+from dataserver.dataset.shards.listing import ShardFile
+from dataserver.dataset.storage.etags import Etag
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -340,3 +346,23 @@ def test_an_index_folder_on_a_full_disk_is_named_and_nothing_half_is_left(tmp_pa
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert "shards       2 (1 indexed now)" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "number"),
+    [
+        (location("s3://bucket/d"), "a.parquet", 3),
+        (location("s3://bucket/d"), "a.tar", 11),
+        (Path("/data"), "a.parquet", 11),
+    ],
+)
+def test_processes_are_as_many_as_there_is_memory_for_what_they_hold(
+    monkeypatch: pytest.MonkeyPatch, root: Path, name: str, number: int
+) -> None:
+    """Of Parquet in a store each holds blocks, 256 MiB of them."""
+    monkeypatch.setattr(build, "usable_memory", lambda: Memory(2 << 30, "this machine's memory"))
+    monkeypatch.setattr(build, "usable_cores", lambda: 64)
+    shard = ShardFile(name, root, None, listed=(Etag(0, 0, 1, 0, 0), None))
+    joins: Any = SimpleNamespace(table_state=tuple)
+    assert build._Run([shard], joins, None, None, None, None, None)._workers == number
+    assert build._Run([shard], joins, 7, None, None, None, None)._workers == 7
