@@ -49,10 +49,10 @@ def both(layout: str, problem: Problem, search: Callable[[Problem], float]) -> l
 
 @pytest.mark.parametrize("layout", SEARCHES)
 def test_solvers_equal_exhaustive_search(layout: str) -> None:
-    found = [both(layout, random_problem(seed, 10), SEARCHES[layout]) for seed in range(30)]
+    found = [both(layout, random_problem(seed, 10), SEARCHES[layout]) for seed in range(12)]
     solved = [choice for choices in found for choice in choices]
     assert [] in found
-    assert len(solved) > 20
+    assert len(solved) > 10
     if layout != "grouped":
         assert any(choice.microbatch % 3 == 0 for choice in solved)
         assert layout == "colocated" or any(choice.finer > 1 for choice in solved)

@@ -93,9 +93,7 @@ def alone(fleet: Fleet, pool: Pool, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:torch.distributed:UserWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "tp, shares of shares" else pytest.mark.long) for n in SHARED]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "tp" else pytest.mark.long) for n in SHARED])
 def test_shares_and_parts_of_adapters_become_what_whole_ones_do(
     fleet: Fleet, pool: Pool, tmp_path: Path, alone: dict[str, Tensor], name: str
 ) -> None:

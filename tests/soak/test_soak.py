@@ -39,7 +39,7 @@ def was_enough(report: Report) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_few_faults_leave_every_digest(stores: tuple[State, str], tmp_path: Path) -> None:
     state, address = stores

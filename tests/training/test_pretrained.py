@@ -138,7 +138,7 @@ def test_a_run_begins_as_its_weights_and_is_exported(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("steps", "degrees"), [(30, ALONE), pytest.param(200, STAGES, marks=pytest.mark.long)], ids=str
+    ("steps", "degrees"), [(12, ALONE), pytest.param(200, STAGES, marks=pytest.mark.long)], ids=str
 )
 def test_training_on_photographs_from_weights_to_what_transformers_reads(
     shared_data: Path, tmp_path: Path, steps: int, degrees: Degrees
@@ -150,12 +150,12 @@ def test_training_on_photographs_from_weights_to_what_transformers_reads(
     weights = ["--backbone.weights", str(llama(tmp_path / "llm")), "--encoder.weights", str(siglip(tmp_path / "vit"))]
     with serving(*arguments) as server:
         run = Run(server.address, tmp_path / "run")
-        options = ("--steps", str(steps), "--optimizer.lr", "0.005", "--checkpoint.every", "100")
+        options = ("--steps", str(steps), "--optimizer.lr", str(0.15 / steps), "--checkpoint.every", "100")
         code, errors = run.train(degrees, *weights, *options)
     assert code == 0, errors
     losses = [line["text_loss"] for line in run.metrics()]
     assert len(losses) == steps
-    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     trained = tmp_path / "trained"
     exported(run, "llm", trained, "--base", str(tmp_path / "llm"), "--dtype", "float32")
     ids = torch.randint(0, 300, (2, 33), generator=torch.Generator().manual_seed(1))
