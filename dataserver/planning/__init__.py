@@ -7,7 +7,7 @@ between jobs, and to give up a plan that nobody waits for. What is planned does 
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -71,7 +71,7 @@ def side_by_side(calls: Sequence[Callable[[], Result]], threads: int) -> list[Re
     """What the calls return. So many threads take them as they come; none must depend on what another one computes.
 
     Where calls fail, no thread takes another one; when all have ended, the error of the first call is raised that
-    failed, as if they had been called in turn.
+    failed, as if they had been called in turn. Where the system gives fewer threads, those do all.
     """
     numbers, found, failed = itertools.count(), dict[int, Result](), dict[int, BaseException]()
 
@@ -82,13 +82,29 @@ def side_by_side(calls: Sequence[Callable[[], Result]], threads: int) -> list[Re
             except BaseException as error:
                 failed[number] = error
 
-    others = [_threads().submit(take) for _ in range(min(threads, len(calls)) - 1)]
+    others = [_in_a_thread(take) for _ in range(min(threads, len(calls)) - 1)]
     take()
-    for other in others:
+    for other in filter(None, others):
         other.result()
     if failed:
         raise failed.pop(min(failed))
     return [found[number] for number in range(len(calls))]
+
+
+def _in_a_thread(take: Callable[[], None]) -> Future[None] | None:
+    """A call that never fails, in another thread; None where there is none, and then none runs it later."""
+    found = Future[None]()
+
+    def run() -> None:
+        if found.set_running_or_notify_cancel():
+            take()
+            found.set_result(None)
+
+    try:
+        _threads().submit(run)
+    except RuntimeError:  # none can be started, but another plan's may have come to it
+        return None if found.cancel() else found
+    return found
 
 
 def shared_out(calls: Sequence[Callable[[], Result]]) -> list[Result]:

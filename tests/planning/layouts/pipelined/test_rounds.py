@@ -214,6 +214,43 @@ def test_calls_side_by_side_return_in_order() -> None:
     assert cores() == 1
 
 
+def test_where_no_thread_can_be_started_the_one_that_plans_makes_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is one, it finds nothing left to do."""
+    made, runs = list[int](), list[Callable[[], None]]()
+
+    def refuse(run: Callable[[], None]) -> None:
+        runs.append(run)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(planning, "_threads", lambda: SimpleNamespace(submit=refuse))
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([partial(divmod, 1, 0), partial(made.append, 1)], 2)
+    assert side_by_side([partial(pow, 2, n) for n in range(7)], 3) == [2**n for n in range(7)]
+    assert len(runs) == 3
+    for run in runs:
+        run()
+    assert made == []
+
+
+def test_what_another_thread_has_begun_by_then_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, others = threading.Event(), list[threading.Thread]()
+
+    def refuse(run: Callable[[], None]) -> None:
+        others.append(threading.Thread(target=run))
+        others[-1].start()
+        assert begun.wait(5)
+        raise RuntimeError("can't start new thread")
+
+    def first() -> int:
+        begun.set()
+        time.sleep(0.05)  # so that who would not wait for it is found
+        return 1
+
+    monkeypatch.setattr(planning, "_threads", lambda: SimpleNamespace(submit=refuse))
+    assert side_by_side([first, lambda: 2], 2) == [1, 2]
+    others[0].join()
+
+
 def test_threads_take_calls_as_they_come() -> None:
     """One thread has a call that lasts until the other one has done all the rest."""
     done = threading.Semaphore(0)
