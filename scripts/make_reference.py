@@ -82,7 +82,7 @@ def cli_page() -> str:
     parts = ["# Commands\n", _NOTICE, "`COMMAND --help` prints the same.\n"]
     for prog, main, names in (
         ("dataserver", dataserver.cli.main, list(dataserver.cli.COMMANDS)),
-        ("trainclient", trainclient.cli.main, re.findall(r"^(\w+) {2,}", trainclient.cli.COMMANDS, re.MULTILINE)),
+        ("trainclient", trainclient.cli.main, list(trainclient.cli.COMMANDS)),
     ):
         for name in names:
             shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # by which help is told that it may draw boxes

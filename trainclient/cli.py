@@ -4,12 +4,15 @@ Torch is loaded where nothing is left to refuse without it.
 """
 
 import argparse
+import importlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import tyro
 from pydantic import ValidationError
@@ -21,7 +24,7 @@ from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
 from trainclient.training.jobs import prepare
 
-COMMANDS = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
+USAGE = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
        trainclient export --checkpoint FOLDER --output FOLDER [--module NAME] [OPTIONS]
        trainclient checkpoints FOLDER [--verify]
        trainclient orchestrate --backbone MODEL --gpus N --sizes FILE [OPTIONS]
@@ -61,22 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(given: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if not given or given[0] in ("-h", "--help"):
-        sys.stdout.write(COMMANDS)
+        sys.stdout.write(USAGE)
         return 0 if given else USER_ERROR
-    commands = {
-        "train": _train,
-        "export": _export,
-        "checkpoints": _checkpoints,
-        "orchestrate": _orchestrate,
-        "profile": _profile,
-        "memory": _memory,
-    }
-    if given[0] not in commands:
-        problem = ValueError(f"there is no command {given[0]!r}; use {', '.join(list(commands)[:-1])} or memory")
+    if given[0] not in COMMANDS:
+        problem = ValueError(f"there is no command {given[0]!r}; use {', '.join(list(COMMANDS)[:-1])} or memory")
         return report("trainclient", problem, USER_ERROR)
     _do_without_temporary_folder()
     try:
-        return commands[given[0]](given[1:])
+        return COMMANDS[given[0]](given[1:])
     except BrokenPipeError:
         raise
     except (ValueError, OSError, ClientError) as error:
@@ -94,27 +89,6 @@ def _do_without_temporary_folder() -> None:
         tempfile.gettempdir()
     except OSError:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.sep)
-
-
-def _orchestrate(arguments: Sequence[str]) -> int:
-    from trainclient.orchestrate.command import main as orchestrate
-
-    process.imports_are_over()
-    return orchestrate(arguments)
-
-
-def _checkpoints(arguments: Sequence[str]) -> int:
-    from trainclient.checkpoint.listing import main as checkpoints
-
-    process.imports_are_over()
-    return checkpoints(arguments)
-
-
-def _profile(arguments: Sequence[str]) -> int:
-    from trainclient.orchestrate.profile_command import main as profile
-
-    process.imports_are_over()
-    return profile(arguments)
 
 
 def _train(arguments: Sequence[str]) -> int:
@@ -191,11 +165,25 @@ def _export(arguments: Sequence[str]) -> int:
         list(arguments),
         "trainclient export",
     )
-    try:
-        left = export(config)
-    except OSError as error:
-        return report("trainclient", error, USER_ERROR)
+    left = export(config)
     sys.stdout.write(f"{config.module or 'the model'} is in {config.output}\n")
     if left:
         sys.stdout.write(f"left out, since such a model has no parameters for them: {', '.join(left)}\n")
     return 0
+
+
+def _main_of(module: str, arguments: Sequence[str]) -> int:
+    """A command that is the `main` of a module, which is loaded now."""
+    command: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    process.imports_are_over()
+    return command(arguments)
+
+
+COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {
+    "train": _train,
+    "export": _export,
+    "checkpoints": partial(_main_of, "trainclient.checkpoint.listing"),
+    "orchestrate": partial(_main_of, "trainclient.orchestrate.command"),
+    "profile": partial(_main_of, "trainclient.orchestrate.profile_command"),
+    "memory": _memory,
+}

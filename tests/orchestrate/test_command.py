@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from faults.disk import fill, missing, small_disk
 from shards import write_pairs
 
 from trainclient.__main__ import main as whole
-from trainclient.orchestrate.command import main
+from trainclient.cli import main as trainclient
 
 SIZES = {"samples": [{"count": 3, "text_tokens": 40, "patches": [256]}, {"text_tokens": 90, "patches": [64, 1024]}]}
 MODEL = ("--encoder", "tiny", "--backbone", "tiny", "--generator", "tiny", "--generation", "0.5")
@@ -23,6 +24,10 @@ def sizes(tmp_path: Path) -> Path:
     file = tmp_path / "sizes.json"
     file.write_text(json.dumps(SIZES))
     return file
+
+
+def main(arguments: Sequence[str]) -> int:
+    return trainclient(["orchestrate", *arguments])
 
 
 def found(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:

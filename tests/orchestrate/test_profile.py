@@ -18,22 +18,29 @@ from dataserver.job_files import read_job
 from dataserver.planning.costs.profile import Profile, ProfiledCost, ProfiledModule, ProfileError, with_sums
 from dataserver.planning.job.fields import Cost, ModelSize
 from dataserver.planning.job.spec import Execution
+from trainclient.cli import main
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
 from trainclient.models.towers import TextTower, TextTowerConfig
 from trainclient.orchestrate import profiling
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.command import Orchestrate, networks, problem
-from trainclient.orchestrate.command import main as orchestrate
 from trainclient.orchestrate.costs import analytic_cost, computed_cost
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
-from trainclient.orchestrate.profile_command import main as profile_command
 from trainclient.orchestrate.profiling import LAYERS, Plan, alike, share, subject
 from trainclient.stream.jobs import load_job_data
 
 H100 = cluster("h100", 16)
 NETWORKS = paper_problem("llama3-7b", 8, 8, 512).networks
+
+
+def orchestrate(arguments: Sequence[str]) -> int:
+    return main(["orchestrate", *arguments])
+
+
+def profile_command(arguments: Sequence[str]) -> int:
+    return main(["profile", *arguments])
 
 
 def measured(degrees: tuple[int, ...] = (1,), gpu: str = "h100", networks: Sequence[Network] = NETWORKS) -> Profile:

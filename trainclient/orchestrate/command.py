@@ -21,7 +21,6 @@ from dataserver.planning.job.fields import Stream as JobStream
 from dataserver.planning.job.fields import describe as describe_job
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
-from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network, read_network
 from trainclient.orchestrate.picture import SUFFIXES, draw
 from trainclient.orchestrate.profile import costs_of, read_profile
@@ -122,7 +121,7 @@ class Orchestrate(Options):
     """Write the `execution` block to this YAML file as well."""
 
 
-def run(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Raises:
@@ -144,11 +143,7 @@ def run(arguments: Sequence[str]) -> None:
         sys.stdout.write(json.dumps(as_json(solution), indent=1) + "\n")
     else:
         show(solution)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; what the user can put right is one line on stderr and exit code 2."""
-    return exit_code(lambda: run(arguments))
+    return 0
 
 
 def _options(arguments: list[str]) -> Orchestrate:

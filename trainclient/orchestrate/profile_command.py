@@ -14,7 +14,6 @@ from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.models.compiling import require_compiler
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
-from trainclient.orchestrate.exit_code import exit_code
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
@@ -69,11 +68,6 @@ class ProfileOptions(Options):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; what the user can put right is one line on stderr and exit code 2."""
-    return exit_code(lambda: run(arguments))
-
-
-def run(arguments: Sequence[str]) -> None:
     """Run the command.
 
     Raises:
@@ -105,6 +99,7 @@ def run(arguments: Sequence[str]) -> None:
     says.write(f"the profile of {profile.gpu} ({profile.device}) is in {output}\n")
     for doubt in doubts(profile):
         _say(doubt)
+    return 0
 
 
 def doubts(profile: Profile) -> Iterator[str]:
