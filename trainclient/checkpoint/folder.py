@@ -50,8 +50,8 @@ from trainclient.checkpoint.state import (
     write_manifest,
 )
 from trainclient.checkpoint.sums import SummingFiles, damages, dealt, extras
-from trainclient.checkpoint.texts import gathered, told
 from trainclient.checkpoint.writer import PlainWriter
+from trainclient.exchange.gathering import broadcast_text, gather_texts
 
 
 class Checkpoints:
@@ -73,7 +73,7 @@ class Checkpoints:
         self._lease = lease
         self._number = lease.number if lease is not None else 0
         attempt = lease.owner.attempt if lease is not None else uuid.uuid4().hex
-        self._attempt = told(f"{self._number:08d}-{attempt}", group)
+        self._attempt = broadcast_text(f"{self._number:08d}-{attempt}", group)
         self._line = Line()
 
     def save(self, tensors: dict[str, Tensor], state: TrainerState) -> None:
@@ -94,7 +94,7 @@ class Checkpoints:
         except CheckpointException as error:  # on all processes, when none of them writes any more
             self._led(failure, lambda: self._give_up(partial))
             raise SaveError(f"{failure} ({_reasons(error)}); {REMEDY}") from error
-        sums = gathered(json.dumps({name: (s.bytes, s.crc32c) for name, s in files.sums.items()}), self._group)
+        sums = gather_texts(json.dumps({name: (s.bytes, s.crc32c) for name, s in files.sums.items()}), self._group)
         self._led(failure, lambda: self._complete(partial, target, state, sums))
 
     def amend(self, state: TrainerState) -> None:
@@ -141,7 +141,7 @@ class Checkpoints:
             CheckpointError: it cannot be read, a tensor is not there, or has another shape; on all processes.
             SaveError: another run owns the folder by now, and may have removed it.
         """
-        said = gathered(_unlike(path, tensors), self._group)
+        said = gather_texts(_unlike(path, tensors), self._group)
         if any(said):
             self._require_own_on_all()
             raise CheckpointError(next(text for text in said if text))
@@ -174,14 +174,14 @@ class Checkpoints:
         except (CheckpointError, OSError) as error:
             seen = os.path.exists(path / STATE_FILE)  # noqa: PTH110 - it raises nothing
             found = [str(error) if seen else _NOT_SEEN]
-        said = gathered(json.dumps(found), self._group)
+        said = gather_texts(json.dumps(found), self._group)
         problems = [f"rank {r}: {problem}" for r, text in enumerate(said) for problem in json.loads(text)]
         if self._leads and manifest is not None:
             if manifest.files is None:
                 self._warn(f"{path} was written without checksums, so that damage to it would not be noticed")
             if more:
                 self._warn(f"{path} has files that it was not written with, which are not read: {', '.join(more)}")
-        return manifest, told("; ".join(problems[:4]), self._group)
+        return manifest, broadcast_text("; ".join(problems[:4]), self._group)
 
     def _make_room(self) -> None:
         """Make the folder, without what attempts before this one were writing when they ended, or still write."""
@@ -293,7 +293,7 @@ class Checkpoints:
             except OSError as error:
                 reason = f"{error.strerror or type(error).__name__}: {error.filename or self._directory}"
                 said = {"lost": f"{failure} (rank 0: {reason}); {REMEDY}"}
-        said = json.loads(told(json.dumps(said), self._group))
+        said = json.loads(broadcast_text(json.dumps(said), self._group))
         if "lost" in said:
             raise SaveError(said["lost"])
         if "refused" in said:

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
+from trainclient.exchange.gathering import all_gather_rows
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.weak_group import WeakGroup
 
@@ -45,14 +46,9 @@ class Dispatcher:
             RuntimeError: the group was destroyed, and nobody else has it.
         """
         found = integers("this rank", numbers.tolist() if isinstance(numbers, Tensor) else numbers)
-        own, group = torch.from_numpy(found).to(device), self._group()
         with translate_rank_errors("other ranks"):
-            counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
-            dist.all_gather(counts, own.new_tensor([len(own)]), group=group)
-            most = max(int(count) for count in counts)
-            padded = [own.new_zeros(most) for _ in counts]
-            dist.all_gather(padded, torch.nn.functional.pad(own, (0, most - len(own))), group=group)
-        return [rows[: int(count)].tolist() for rows, count in zip(padded, counts, strict=True)]
+            rows = all_gather_rows(torch.from_numpy(found).to(device), self._group())
+        return [row.tolist() for row in rows]
 
     def move(
         self,

@@ -15,6 +15,6 @@
 for all (`view_broadcast`). A chunk's layout decides which of these it uses (`trainclient/layouts/`). In their first
 step GPUs exchange rows through host memory (`host_staging`).
 
-Before a collective, ranks compare plans (`plan_check`). However torch reports a lost rank, it becomes one exception
-(`rank_errors`).
+Before a collective, ranks compare plans (`plan_check`). What a rank knows alone, it tells the others (`gathering`).
+However torch reports a lost rank, it becomes one exception (`rank_errors`).
 """

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainclient.client import Batch, DataClient, batch_with_room, with_room
+from trainclient.exchange.gathering import broadcast_bytes
 from trainclient.exchange.message_header import BrokerMismatchError
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.view_groups import SharedSequences
@@ -65,20 +66,14 @@ class BroadcastBatches:
         """The leader's microbatch; None at the end of the stream."""
         header = b"" if batch is None else batch.header.SerializeToString()
         with translate_rank_errors("other ranks of the group"):
-            length = torch.tensor([len(header)])
-            self._broadcast(length)
-            if not length:
+            header = broadcast_bytes(header, self._group)
+            if not header:
                 return None
-            told = torch.frombuffer(bytearray(header or int(length)), dtype=torch.uint8)
-            self._broadcast(told)
             if batch is None:
-                batch = batch_with_room(told.numpy().tobytes(), pin_memory=self._pin)
+                batch = batch_with_room(header, pin_memory=self._pin)
             for tensor in batch.tensors.values():
-                self._broadcast(tensor.view(-1).view(torch.uint8))
+                dist.broadcast(tensor.view(-1).view(torch.uint8), group_src=0, group=self._group)
         return batch
-
-    def _broadcast(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor, group_src=0, group=self._group)
 
 
 class SharedBatches:

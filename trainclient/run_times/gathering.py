@@ -3,11 +3,9 @@
 import json
 import sys
 
-import torch
-import torch.distributed as dist
-
 from dataserver.process import in_one_line
 from trainclient.client import DataClient
+from trainclient.exchange.gathering import gather_texts
 from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.run_times.remedies import RunFacts
 from trainclient.run_times.report import RunReport
@@ -74,13 +72,6 @@ def gather(own: ProcessTimes, groups: Groups) -> list[ProcessTimes]:
     Raises:
         RankLostError: another process is gone.
     """
-    message = torch.frombuffer(bytearray(json.dumps(own.as_dict()).encode()), dtype=torch.uint8)
-    longest = torch.tensor([len(message)])
     with translate_rank_errors("other ranks"):
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=groups.control)
-        padded = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
-        padded[: len(message)] = message
-        first = groups.rank == 0
-        found = [torch.empty_like(padded) for _ in range(dist.get_world_size(groups.control))] if first else None
-        dist.gather(padded, found, group_dst=0, group=groups.control)
-    return [ProcessTimes.of(json.loads(bytes(told.numpy()))) for told in found or ()]
+        found = gather_texts(json.dumps(own.as_dict()), groups.control)
+    return [ProcessTimes.of(json.loads(text)) for text in found]

@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dataserver.planning import I64
+from trainclient.exchange.gathering import all_gather_rows
 from trainclient.program.clock import Executed
 from trainclient.program.interpreter import Span
 from trainclient.topology.process_groups import Groups
@@ -82,9 +82,4 @@ class Recorded:
 def gather(own: Recorded, groups: Groups) -> list[Recorded]:
     """What all processes recorded, by their global rank. All call this together."""
     rows = torch.from_numpy(np.stack([getattr(own, field.name) for field in fields(own)]))
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(groups.control))]
-    dist.all_gather(counts, torch.tensor([rows.shape[1]]), group=groups.control)
-    most = max(int(count) for count in counts)
-    padded = [torch.zeros(len(rows), most, dtype=torch.int64) for _ in counts]
-    dist.all_gather(padded, torch.nn.functional.pad(rows, (0, most - rows.shape[1])), group=groups.control)
-    return [Recorded(*found[:, : int(count)].numpy()) for found, count in zip(padded, counts, strict=True)]
+    return [Recorded(*found.numpy()) for found in all_gather_rows(rows, groups.control)]

@@ -4,17 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.plan.naming import short_name
+from trainclient.exchange.gathering import broadcast_text, gather_texts
 from trainclient.program.finite import MAX_NAMED
 from trainclient.program.runner import ChunkRunner
 from trainclient.topology.process_groups import Groups
-
-REPORT_BYTES = 2048
-"""Longest report of one process, as JSON."""
 
 
 def explain(
@@ -29,10 +24,13 @@ def explain(
         stream: of the job; names the datasets.
         groups: this process and the others.
     """
-    own = _encode(_report(runners, not_finite, groups))
-    found = [torch.zeros(REPORT_BYTES, dtype=torch.uint8) for _ in range(groups.world.size())]
-    dist.all_gather(found, own, group=groups.control)
-    reports = [json.loads(bytes(report.numpy()).rstrip(b"\0")) for report in found]
+    found = gather_texts(json.dumps(_report(runners, not_finite, groups)), groups.control)
+    text = _cause(step, [json.loads(report) for report in found], stream) if found else ""
+    return broadcast_text(text, groups.control)
+
+
+def _cause(step: int, reports: Sequence[dict[str, Any]], stream: Stream) -> str:
+    """The cause, of what all processes report."""
     origins = [r for r in reports if "microbatch" in r]
     if not origins:
         where = ", ".join(dict.fromkeys(module for r in reports for module in r["not_finite"])) or "no module alone"
@@ -55,10 +53,3 @@ def _report(runners: Sequence[ChunkRunner], not_finite: Sequence[str], groups: G
         report |= {"microbatch": first.microbatch, "direction": first.direction, "samples": first.samples}
         report["module"] = runner.site.module.name[:200]
     return report
-
-
-def _encode(report: dict[str, Any]) -> torch.Tensor:
-    data = json.dumps(report).encode()
-    message = torch.zeros(REPORT_BYTES, dtype=torch.uint8)
-    message[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return message
