@@ -1,7 +1,7 @@
 """One step of one process: the operations of its stage, in the order that the planner's simulator scored."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -95,14 +95,6 @@ class Interpreter:
         self._parameters = parameters
         self.doing = "nothing yet"
         """What is run at the moment, in words; another thread may read it."""
-        self._meaning: dict[OperationKind, Callable[[Operation, Mapping[str, _Views]], None]] = {
-            OperationKind.FORWARD: self._forward,
-            OperationKind.BACKWARD: self._backward,
-            OperationKind.INTERACTION: self._interact,
-            OperationKind.EXCHANGE: self._exchange,
-            OperationKind.UNSHARD: self._unshard,
-            OperationKind.REDUCE: self._reduce,
-        }
 
     def run(self, streams: Sequence[Batches]) -> StepRecord | None:
         """Run the next step; gradients accumulate in the modules.
@@ -140,7 +132,7 @@ class Interpreter:
                 and (receive.chunk, receive.microbatch) != (operation.chunk, operation.microbatch)
             ]
             with record_function(self.doing):
-                self._meaning[operation.kind](operation, views)
+                self._run(operation, views)
             data_ns = round((record.data_wait_s - waited) * 1e9)
             waited = record.data_wait_s
             sent_ns = self._runners[operation.chunk].sent_ns
@@ -169,12 +161,12 @@ class Interpreter:
 
     def _subject(self, operation: Operation) -> str:
         """What an operation works on, in words."""
-        of = {
-            OperationKind.INTERACTION: f"contrastive batch {operation.microbatch}",
-            OperationKind.UNSHARD: f"chunk {self._process.chunks[operation.chunk]}",
-            OperationKind.REDUCE: f"chunk {self._process.chunks[operation.chunk]}",
-        }
-        return of.get(operation.kind, f"microbatch {operation.microbatch}")
+        match operation.kind:
+            case OperationKind.INTERACTION:
+                return f"contrastive batch {operation.microbatch}"
+            case OperationKind.UNSHARD | OperationKind.REDUCE:
+                return f"chunk {self._process.chunks[operation.chunk]}"
+        return f"microbatch {operation.microbatch}"
 
     def _post(self, receive: PostedReceive, views: "Mapping[str, _Views]") -> bool:
         """Post a receive, whose size is known from its view; False if that has not come yet."""
@@ -183,31 +175,24 @@ class Interpreter:
             self._runners[receive.chunk].post(receive.edge, batch)
         return batch is not None
 
-    def _forward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        module = self._process.chunks[operation.chunk].module.name
-        self._runners[operation.chunk].forward(operation, views[module].of(operation.microbatch))
-
-    def _backward(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        del views
-        self._runners[operation.chunk].backward(operation)
-
-    def _interact(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        del views
-        self._runners[operation.chunk].interact(operation)
-
-    def _exchange(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        del views
-        self._runners[operation.chunk].exchange(operation)
-
-    def _unshard(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        del views
-        with self._clock.running(operation):
-            self._parameters.unshard(operation.chunk)
-
-    def _reduce(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
-        del views
-        with self._clock.running(operation):
-            self._parameters.reduce(operation.chunk)
+    def _run(self, operation: Operation, views: "Mapping[str, _Views]") -> None:
+        number = operation.chunk
+        runner = self._runners[number]
+        match operation.kind:
+            case OperationKind.FORWARD:
+                runner.forward(operation, views[self._process.chunks[number].module.name].of(operation.microbatch))
+            case OperationKind.BACKWARD:
+                runner.backward(operation)
+            case OperationKind.INTERACTION:
+                runner.interact(operation)
+            case OperationKind.EXCHANGE:
+                runner.exchange(operation)
+            case OperationKind.UNSHARD:
+                with self._clock.running(operation):
+                    self._parameters.unshard(number)
+            case OperationKind.REDUCE:
+                with self._clock.running(operation):
+                    self._parameters.reduce(number)
 
 
 class _Views:
