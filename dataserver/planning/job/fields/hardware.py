@@ -58,7 +58,7 @@ class Coefficients:
     quadratic_fs: int
 
 
-# Sizes of `trainclient.models.presets`, restated because the planner imports nothing of ours; a test holds them equal.
+# The trainer makes models of these sizes (`trainclient.models.presets`).
 # ViT-Huge: arXiv 2010.11929, table 1. Whisper's encoder: arXiv 2212.04356, table 1. Backbones: DistTrain (arXiv
 # 2408.04275), table 2, with Llama 3's vocabulary. Towers, which the trainer does not have: OpenCLIP's ViT-H/14 (text:
 # width 1024, 16 heads, 24 layers, and the causal mask of CLIP, arXiv 2103.00020, section 2.4).
