@@ -16,7 +16,7 @@ from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.stream.item_sizes import audio_sizing
 from trainclient.exchange.message_header import Kind
 from trainclient.models.audio_encoder import AudioEncoder, AudioEncoderConfig
-from trainclient.models.backbone import BackboneStage, stage_layers
+from trainclient.models.backbone import BackboneStage
 from trainclient.models.backbone_block import BackboneConfig
 from trainclient.models.encoder import EncoderConfig, ImageEncoder
 from trainclient.models.generator import GeneratorConfig, ImageGenerator
@@ -139,10 +139,15 @@ def own(reference: str, site: Site, options: Mapping[str, Any]) -> TrainedModule
     return made
 
 
+def _of_patches(preset: str, job: JobSpec, width: int) -> EncoderConfig:
+    """An encoder of a job's patches, images' or videos'."""
+    return encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
+
+
 def _encoder_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
-    sizing = job.stream.sizing
-    line_ends = sizing.tiles is not None and sizing.tiles.choice is TileChoice.PINPOINTS
-    return replace(encoder_config(preset, sizing.patch, sizing.merge, width), line_ends=line_ends)
+    tiles = job.stream.sizing.tiles
+    line_ends = tiles is not None and tiles.choice is TileChoice.PINPOINTS
+    return replace(_of_patches(preset, job, width), line_ends=line_ends)
 
 
 def _audio_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
@@ -180,9 +185,7 @@ def _audio_encoder(site: Site, sizes: AudioEncoderConfig) -> TrainedModule:
 
 
 def _backbone(site: Site, sizes: BackboneConfig) -> TrainedModule:
-    stage_layers(sizes.layers, site.chunk, site.num_chunks)
-    recompute = bool(site.module.recompute)
-    return Backbone(BackboneStage(sizes, site.chunk, site.num_chunks, checkpoint=recompute))
+    return Backbone(BackboneStage(sizes, site.chunk, site.num_chunks, checkpoint=bool(site.module.recompute)))
 
 
 def _generator(site: Site, sizes: GeneratorConfig) -> TrainedModule:
@@ -190,8 +193,7 @@ def _generator(site: Site, sizes: GeneratorConfig) -> TrainedModule:
 
 
 def _image_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
-    sizes = encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
-    return ImageTowerConfig(**sizes_of(sizes))
+    return ImageTowerConfig(**sizes_of(_of_patches(preset, job, width)))
 
 
 def _text_tower_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
@@ -207,8 +209,7 @@ def _tower(
 
 
 def _video_sizes(preset: str, job: JobSpec, width: int) -> Sizes:
-    sizes = encoder_config(preset, job.stream.sizing.patch, job.stream.sizing.merge, width)
-    return replace(sizes, second_frame=spans_two_frames(job))
+    return replace(_of_patches(preset, job, width), second_frame=spans_two_frames(job))
 
 
 def _video_encoder(site: Site, sizes: EncoderConfig) -> TrainedModule:

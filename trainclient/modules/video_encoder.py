@@ -1,7 +1,7 @@
 """An encoder of videos as a module of a job: patches of sampled frames in, embeddings out."""
 
 from trainclient.models.encoder import EncoderConfig
-from trainclient.models.video_encoder import VideoEncoder, groups_of
+from trainclient.models.video_encoder import groups_of
 from trainclient.modules.encoder import Encoder
 from trainclient.modules.protocol import View
 from trainclient.modules.work import forward_flops
@@ -9,9 +9,6 @@ from trainclient.modules.work import forward_flops
 
 class EncoderOfVideos(Encoder):
     """Embeds the videos of a view; those that cannot be decoded become zeros and teach nothing."""
-
-    def __init__(self, encoder: VideoEncoder) -> None:
-        super().__init__(encoder)
 
     def forward_flops(self, view: View) -> int:
         """Count the operations of a forward over the view's videos."""
