@@ -268,15 +268,6 @@ class TrainConfig(Options):
             return None
         return Tracing(self.otlp_endpoint, self.trace_every, self.otlp_insecure)
 
-    def of_section(self, section: str) -> EncoderModel | BackboneModel | GeneratorModel:
-        """What all modules of one of the sections encoder, backbone and generator are."""
-        of: dict[str, EncoderModel | BackboneModel | GeneratorModel] = {
-            "encoder": self.encoder,
-            "backbone": self.backbone,
-            "generator": self.generator,
-        }
-        return of[section]
-
     def require_inputs(self) -> tuple[Path, str]:
         """The job file and the servers; ConfigError if one is missing."""
         if self.job is None:

@@ -83,16 +83,6 @@ class GeneratorModel(ModelSizes):
     sharding: Sharding = Sharding.NONE
     """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
 
-    @property
-    def weights(self) -> Path | None:
-        """The checkpoint that it starts from: none."""
-        return None
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters: none."""
-        return None
-
 
 class EncoderModel(ModelSizes):
     """Sizes of an encoder or an image tower: a preset, whose sizes may be replaced one by one, or those of given
@@ -111,11 +101,6 @@ class EncoderModel(ModelSizes):
     as a whole."""
     freeze_tower: bool = False
     """Train only the projector, which turns features into rows of the backbone. Not for image towers."""
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
-        return self.lora if self.lora.rank else None
 
 
 class BackboneModel(ModelSizes):
@@ -141,11 +126,6 @@ class BackboneModel(ModelSizes):
     """What each data-parallel rank holds: none (everything), zero2 or zero3 (a share, by FSDP2; docs/training.md)."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters to train instead of the weights."""
-
-    @property
-    def adapters(self) -> LoraConfig | None:
-        """Its adapters, if it has any."""
-        return self.lora if self.lora.rank else None
 
 
 class WholeModel(Options):

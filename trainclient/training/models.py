@@ -25,6 +25,7 @@ from trainclient.training.model_config import (
     BackboneModel,
     EncoderModel,
     GeneratorModel,
+    LoraConfig,
     Sharding,
 )
 from trainclient.training.pretrained import (
@@ -206,8 +207,8 @@ def _plain(value: Any) -> Any:
 
 def low_rank(config: TrainConfig, module: ModuleSpec) -> LowRank | None:
     """The adapters of a module; None if it has none."""
-    lora = _model(config, module).adapters
-    return None if lora is None else LowRank(lora.rank, lora.alpha, [str(target) for target in lora.targets])
+    lora: LoraConfig = getattr(_model(config, module), "lora", LoraConfig())  # a generator has none
+    return LowRank(lora.rank, lora.alpha, [str(target) for target in lora.targets]) if lora.rank else None
 
 
 def _freezes_tower(config: TrainConfig, module: ModuleSpec) -> bool:
@@ -278,12 +279,13 @@ def _own(config: TrainConfig, module: ModuleSpec) -> bool:
 
 def _model(config: TrainConfig, module: ModuleSpec) -> EncoderModel | BackboneModel | GeneratorModel:
     """What the configuration says of a module: by its name, or else of its kind."""
-    return config.modules.get(module.name, config.of_section(family_of(module).section))
+    found: EncoderModel | BackboneModel | GeneratorModel = getattr(config, family_of(module).section)
+    return config.modules.get(module.name, found)
 
 
 def _weights(config: TrainConfig, module: ModuleSpec) -> Path | None:
     """The checkpoint that a module starts from."""
-    own = _model(config, module).weights
+    own: Path | None = getattr(_model(config, module), "weights", None)  # a generator has none
     whole = config.models.folder if family_of(module).in_whole else None
     return whole if own is None else own
 
