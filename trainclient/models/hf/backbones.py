@@ -180,12 +180,17 @@ def _write_llama(config: BackboneConfig) -> dict[str, Any]:
     }
 
 
-def _write_qwen2(config: BackboneConfig) -> dict[str, Any]:
+def require_equal_heads(config: BackboneConfig, family: str) -> None:
+    """Refuse to export heads that do not make up the width to a family whose files do not say their size."""
     if config.head_size * config.heads != config.width:
         raise PretrainedError(
-            f"head_dim is {config.head_size}; qwen2 of width {config.width} with {config.heads} heads has "
+            f"head_dim is {config.head_size}; {family} of width {config.width} with {config.heads} heads has "
             f"{config.width / config.heads:g}"
         )
+
+
+def _write_qwen2(config: BackboneConfig) -> dict[str, Any]:
+    require_equal_heads(config, "qwen2")
     return {**write_backbone(config), "use_sliding_window": False}
 
 

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from torch import Tensor
-
 from trainclient.models.encoder import EncoderConfig
 from trainclient.models.hf.fields import MAX_LAYERS, Fields
-from trainclient.models.hf.mapping import Alone, Entry, Family, linear, norm, stacked, vector
-from trainclient.models.hf.towers import ACTIVATION_NAMES, ACTIVATIONS, pixels_first, require_sizes, side
+from trainclient.models.hf.mapping import Alone, Entry, Family, linear, norm, reshaped, stacked, vector
+from trainclient.models.hf.towers import ACTIVATION_NAMES, ACTIVATIONS, center_crop, pixels_first, require_sizes, side
 
 
 def read_internvit(fields: Fields, **changes: Any) -> EncoderConfig:
@@ -42,16 +40,9 @@ def read_internvit(fields: Fields, **changes: Any) -> EncoderConfig:
 def token_entries(config: EncoderConfig) -> list[Entry]:
     """Class token, positions and the embedding of patches."""
     width, positions = config.width, config.position_grid**2 + 1
-    shape = (1, positions, width)
     return [
-        Entry({"class_embed": width}, "embeddings.cls_token", (1, 1, width), _flat, lambda t: t.view(1, 1, -1)),
-        Entry(
-            {"position_embed.weight": positions},
-            "embeddings.position_embeddings",
-            shape,
-            lambda t: t.reshape(shape[1:]),
-            lambda t: t.view(shape),
-        ),
+        reshaped("class_embed", "embeddings.cls_token", (width,), (1, 1, width)),
+        reshaped("position_embed.weight", "embeddings.position_embeddings", (positions, width), (1, positions, width)),
         pixels_first(config, "embeddings.patch_embeddings.projection.weight"),
         vector("patch_embed.bias", "embeddings.patch_embeddings.projection.bias", width),
     ]
@@ -118,16 +109,8 @@ def _dino_entries(config: EncoderConfig) -> list[Entry]:
     width, hidden, bias = config.width, config.mlp_width, config.query_bias
     found = token_entries(config)
     if config.registers:
-        shape = (1, config.registers, width)
-        found.append(
-            Entry(
-                {"register_embed": config.registers},
-                "embeddings.register_tokens",
-                shape,
-                lambda t: t.reshape(shape[1:]),
-                lambda t: t.view(shape),
-            )
-        )
+        shape = config.registers, width
+        found.append(reshaped("register_embed", "embeddings.register_tokens", shape, (1, *shape)))
     for number in range(config.layers):
         ours, theirs = f"layers.{number}", f"encoder.layer.{number}"
         found += [
@@ -185,16 +168,10 @@ def _dino(name: str, architecture: str, suits: Callable[[EncoderConfig], bool]) 
 
 def _dino_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
     del max_patches
-    edge = config.position_grid * config.patch
-    crop = {"do_center_crop": True, "crop_size": {"height": edge, "width": edge}}
-    return {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": edge}, "resample": 3, **crop}
+    return {"image_processor_type": "BitImageProcessor", "resample": 3, **center_crop(config)}
 
 
 DINOV2: Final = _dino("dinov2", "Dinov2Model", lambda config: not config.registers)
 DINOV2_REGISTERS: Final = _dino(
     "dinov2_with_registers", "Dinov2WithRegistersModel", lambda config: config.registers > 0
 )
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1)

@@ -1,6 +1,7 @@
 """Fields of a `config.json`, understood or refused by name."""
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import Any, Final
 
 from trainclient.models.hf.files import PretrainedError
@@ -26,35 +27,43 @@ class Fields:
         """What to raise for a field: its value, and what would be understood."""
         return PretrainedError(f"{self._where}: {name} is {self._data.get(name)!r:.200}; {required}")
 
+    def value(self, name: str, default: Any = None) -> Any:
+        """A field as it is; the default where it is not given, or null."""
+        found = self._data.get(name)
+        return default if found is None else found
+
     def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         """An integer in [1, most]."""
-        value = self._data.get(name)
-        value = default if value is None else value
+        value = self.value(name, default)
         if type(value) is not int or not 1 <= value <= most:
             raise self.refusal(name, f"an integer from 1 to {most} is required")
         return value
 
+    def root(self, name: str, default: int) -> int:
+        """The number whose square a field is."""
+        square = self.integer(name, default)
+        root = isqrt(square)
+        if root**2 != square:
+            raise self.refusal(name, "the square of a number is required")
+        return root
+
     def number(self, name: str, default: float | None = None) -> float:
         """A field that must be a positive, finite number."""
-        value = self._data.get(name)
-        value = default if value is None else value
+        value = self.value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
             raise self.refusal(name, "a positive number is required")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A field that must be true or false."""
-        value = self._data.get(name)
-        if value is None:
-            return default
+        value = self.value(name, default)
         if type(value) is not bool:
             raise self.refusal(name, "true or false is required")
         return value
 
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
         """What our models call one of some names."""
-        value = self._data.get(name)
-        value = default if value is None else value
+        value = self.value(name, default)
         if not isinstance(value, str) or value not in choices:
             raise self.refusal(name, f"our models have {', '.join(sorted(choices))}")
         return choices[value]
@@ -73,9 +82,7 @@ class Fields:
 
     def within(self, name: str) -> "Fields":
         """The fields of an object in a field; none, where it is not given."""
-        value = self._data.get(name)
-        if value is None:
-            return Fields({}, f"{self._where}, {name}")
+        value = self.value(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, "an object is required")
         return Fields(value, f"{self._where}, {name}")

@@ -144,6 +144,11 @@ def table(ours: str, theirs: str, rows: int, width: int) -> Entry:
     return Entry({ours: rows}, theirs, (rows, width))
 
 
+def reshaped(ours: str, theirs: str, shape: tuple[int, ...], their_shape: tuple[int, ...]) -> Entry:
+    """The entry of a tensor that has further dimensions of theirs, of one."""
+    return Entry({ours: shape[0]}, theirs, their_shape, lambda t: t.reshape(shape), lambda t: t.view(their_shape))
+
+
 def norm(ours: str, theirs: str, width: int) -> list[Entry]:
     """The entries of a LayerNorm."""
     return [vector(f"{ours}.{name}", f"{theirs}.{name}", width) for name in ("weight", "bias")]

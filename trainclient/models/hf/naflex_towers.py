@@ -22,11 +22,7 @@ _PATCHES: Final = "embeddings.patch_embedding.weight"
 
 
 def _read(fields: Fields, whole: Fields) -> EncoderConfig:
-    patches = fields.integer("num_patches", 256)
-    grid = round(patches**0.5)
-    if grid**2 != patches:
-        raise fields.refusal("num_patches", "the square of a number is required")
-    return read_siglip(fields, whole, position_grid=grid, position_scaling=_SCALING)
+    return read_siglip(fields, whole, position_grid=fields.root("num_patches", 256), position_scaling=_SCALING)
 
 
 def _entries(config: EncoderConfig) -> list[Entry]:

@@ -10,10 +10,10 @@ from trainclient.models.hf.backbones import (
     backbone_entries,
     is_windowed_llama,
     read_backbone,
+    require_equal_heads,
     write_backbone,
 )
 from trainclient.models.hf.fields import Fields
-from trainclient.models.hf.files import PretrainedError
 from trainclient.models.hf.mapping import Alone, Entry, Family, linear, stacked, vector
 
 _DEFAULTS: Final = {
@@ -51,11 +51,7 @@ def _require_one_series(fields: Fields) -> None:
 
 
 def _write(config: BackboneConfig) -> dict[str, Any]:
-    if config.head_size * config.heads != config.width:
-        raise PretrainedError(
-            f"head_dim is {config.head_size}; phi3 of width {config.width} with {config.heads} heads has "
-            f"{config.width / config.heads:g}"
-        )
+    require_equal_heads(config, "phi3")
     return {**write_backbone(config), "sliding_window": config.window or None}
 
 

@@ -356,8 +356,7 @@ def _sides(found: Fields, name: str) -> Fields:
 
 
 def _resampling(found: Fields, default: int) -> dict[str, Resampling]:
-    value = found.data.get("resample")
-    number = default if value is None else value
+    number = found.value("resample", default)
     if type(number) is not int or number not in _RESAMPLE:
         raise found.refusal(
             "resample", f"one of {', '.join(f'{n} ({name})' for n, name in _RESAMPLE.items())} is required"

@@ -58,8 +58,7 @@ def _sizes(fields: Fields, *, width: tuple[str, int], layers: int, patch: int, o
 
 def _layers_named(fields: Fields, name: str, default: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """Numbers of layers, in order."""
-    found = fields.data.get(name)
-    found = list(default) if found is None else found
+    found = fields.value(name, list(default))
     if not isinstance(found, list) or any(type(n) is not int or not 0 <= n < layers for n in found):
         raise fields.refusal(name, f"numbers from 0 to {layers - 1} are required")
     if sorted(set(found)) != found:
@@ -101,16 +100,12 @@ def _read_qwen2_5_vl(fields: Fields, whole: Fields) -> EncoderConfig:
 def _read_qwen3_vl(fields: Fields, whole: Fields) -> EncoderConfig:
     del whole
     sizes = _sizes(fields, width=("hidden_size", 1152), layers=27, patch=16, output="out_hidden_size")
-    positions = fields.integer("num_position_embeddings", 2304)
-    grid = round(positions**0.5)
-    if grid**2 != positions:
-        raise fields.refusal("num_position_embeddings", "the square of a number is required")
     return EncoderConfig(
         **sizes,
         mlp_width=fields.integer("intermediate_size", 4304),
         activation=fields.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
         pixels="half",
-        position_grid=grid,
+        position_grid=fields.root("num_position_embeddings", 2304),
         position_scaling="bilinear",
         rotary=True,
         projector="merger",

@@ -163,11 +163,16 @@ SPELLINGS: Final = ({"": "vision_model."}, PLAIN)
 IGNORED: Final = r"embeddings\.position_ids|head\..*"
 
 
+def center_crop(config: EncoderConfig) -> dict[str, Any]:
+    """The fields of a processor that resizes the shorter edge and crops a square."""
+    side = config.position_grid * config.patch
+    crop = {"height": side, "width": side}
+    return {"size": {"shortest_edge": side}, "do_center_crop": True, "crop_size": crop}
+
+
 def _clip_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:
     del max_patches
-    side = config.position_grid * config.patch
-    crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
-    return {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": side}, **crop}
+    return {"image_processor_type": "CLIPImageProcessor", **center_crop(config)}
 
 
 def _siglip_processor(config: EncoderConfig, max_patches: int | None) -> dict[str, Any]:

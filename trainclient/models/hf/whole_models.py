@@ -57,13 +57,17 @@ def _read_llava(fields: Fields, whole: Fields) -> EncoderConfig:
     if has_class_token != (chosen == "default"):
         wanted = "default" if has_class_token else "full"
         raise whole.refusal("vision_feature_select_strategy", f"{wanted} is required: rows of all patches alone")
-    layers = fields.integer("num_hidden_layers", 24, MAX_LAYERS)
-    layer = whole.data.get("vision_feature_layer")
-    layer = -2 if layer is None else layer
+    layers = _layers_up_to(whole, -2, fields.integer("num_hidden_layers", 24, MAX_LAYERS))
+    width = whole.within(TEXT).integer("hidden_size", 4096)
+    return kinds[kind](fields, whole, projector="mlp", output_dim=width, layers=layers)
+
+
+def _layers_up_to(whole: Fields, default: int, layers: int) -> int:
+    """How many of a tower's layers run: up to the one whose output is taken."""
+    layer = whole.value("vision_feature_layer", default)
     if type(layer) is not int or not -layers <= layer < 0:
         raise whole.refusal("vision_feature_layer", f"one layer, from -{layers} to -1, is required")
-    width = whole.within(TEXT).integer("hidden_size", 4096)
-    return kinds[kind](fields, whole, projector="mlp", output_dim=width, layers=layers + 1 + layer)
+    return layers + 1 + layer
 
 
 def _llava_entries(config: EncoderConfig) -> list[Entry]:
@@ -81,12 +85,8 @@ def _read_onevision(fields: Fields, whole: Fields) -> EncoderConfig:
     whole.require("vision_feature_select_strategy", "full", "rows of all patches, since SigLIP has no class token")
     fields.require("model_type", "siglip_vision_model", "the tower of LLaVA-OneVision")
     found = fields.with_defaults(_ONEVISION_TOWER)
-    layers = found.integer("num_hidden_layers", most=MAX_LAYERS)
-    layer = whole.data.get("vision_feature_layer")
-    layer = -1 if layer is None else layer
-    if type(layer) is not int or not -layers <= layer < 0:
-        raise whole.refusal("vision_feature_layer", f"one layer, from -{layers} to -1, is required")
-    return _projected(found, whole, 4096, projector="mlp", layers=layers + 1 + layer, line_ends=True)
+    layers = _layers_up_to(whole, -1, found.integer("num_hidden_layers", most=MAX_LAYERS))
+    return _projected(found, whole, 4096, projector="mlp", layers=layers, line_ends=True)
 
 
 def _onevision_entries(config: EncoderConfig) -> list[Entry]:
