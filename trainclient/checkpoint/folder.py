@@ -169,7 +169,9 @@ class Checkpoints:
         rank, manifest, more = self._group.rank(), None, []
         try:
             manifest = read_manifest(path)
-            found = damages(path, dealt(manifest.files or {}, rank, self._group.size()))
+            files = manifest.files or {}
+            readers = dealt({name: file.bytes for name, file in files.items()}, self._group.size())
+            found = damages(path, {name: files[name] for name, reader in readers.items() if reader == rank})
             more = extras(path, manifest) if self._leads else []
         except (CheckpointError, OSError) as error:
             seen = os.path.exists(path / STATE_FILE)  # noqa: PTH110 - it raises nothing

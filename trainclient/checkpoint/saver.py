@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.staging import StagingOptions
 
 from trainclient.checkpoint.folder import Checkpoints
 from trainclient.checkpoint.state import TrainerState
+from trainclient.checkpoint.sums import dealt
 from trainclient.sharding.dtensors import dealt_over
 from trainclient.torch_compat import Stager
 
@@ -83,13 +84,9 @@ def share(tensors: Mapping[str, Tensor], rank: int, size: int, tp_rank: int = 0)
         size: data-parallel ranks.
         tp_rank: tensor-parallel rank of this process.
     """
-    found: dict[str, Tensor] = {}
-    loads = [0] * size
-    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
-        tensor = tensors[name]
-        dealt, lightest = dealt_over(tensor), loads.index(min(loads))
-        if "dp" not in dealt:
-            loads[lightest] += tensor.nbytes
-        if ("dp" in dealt or lightest == rank) and ("tp" in dealt or tp_rank == 0):
-            found[name] = tensor
-    return found
+    savers = dealt({name: tensor.nbytes for name, tensor in tensors.items() if "dp" not in dealt_over(tensor)}, size)
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if savers.get(name, rank) == rank and (tp_rank == 0 or "tp" in dealt_over(tensor))
+    }

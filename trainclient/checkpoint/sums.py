@@ -124,13 +124,11 @@ def extras(path: Path, manifest: Manifest) -> list[str]:
     return sorted({p.name for p in path.iterdir()} - manifest.files.keys() - {STATE_FILE, f".{STATE_FILE}"})
 
 
-def dealt(files: Mapping[str, FileSum], process: int, processes: int) -> dict[str, FileSum]:
-    """The files that one of several processes reads, so that all read about the same bytes, and each file is read."""
-    found: dict[str, FileSum] = {}
-    loads = [(0, rank) for rank in range(processes)]
-    for name in sorted(files, key=lambda name: (-files[name].bytes, name)):
-        load, rank = loads[0]
-        heapq.heapreplace(loads, (load + files[name].bytes, rank))
-        if rank == process:
-            found[name] = files[name]
+def dealt(sizes: Mapping[str, int], processes: int) -> dict[str, int]:
+    """Which process takes what, by its bytes, so that all take about the same; the largest first."""
+    found: dict[str, int] = {}
+    loads = [(0, process) for process in range(processes)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, found[name] = loads[0]
+        heapq.heapreplace(loads, (load + sizes[name], found[name]))
     return found
