@@ -1,28 +1,13 @@
 """The digest of what this installation makes of known bytes."""
 
-import base64
 import hashlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from dataserver.assembly.reference_images import (
-    AVIF,
-    AVIF_ALPHA,
-    BMP,
-    GIF,
-    JPEG_CMYK,
-    JPEG_GREY,
-    JPEG_PROGRESSIVE,
-    JPEG_SCALED,
-    PNG_PALETTE,
-    TIFF_JPEG,
-    WEBP_LOSSLESS,
-    WEBP_LOSSY,
-    WEBP_OPAQUE,
-)
 from dataserver.assembly.tokens import ByteTokenizer
 from dataserver.images import U8, DrawnTransform, ImageShape, decode_patches, transform
 from dataserver.planning.job.fields import (
@@ -65,18 +50,15 @@ def content_digest() -> str:
             digest.update(out.tobytes())
     for ids in ByteTokenizer().encode_all(list(TEXTS)):
         digest.update(ids.astype("<i4").tobytes() + b"\n")
-    resampled = _resampled()
-    if resampled != RESAMPLED:  # the digest of servers from before there were filters stays as it was
-        digest.update(resampled.encode())
-    transformed = _transformed()
-    if transformed != TRANSFORMED:  # nor does it change with transforms
-        digest.update(transformed.encode())
-    augmented = _augmented()
-    if augmented != AUGMENTED:  # nor with RandAugment and hues
-        digest.update(augmented.encode())
-    tiled = _tiled()
-    if tiled != TILED:  # nor with tiles
-        digest.update(tiled.encode())
+    # The digest of servers from before there were filters, transforms and tiles stays as it was.
+    for made, expected in (
+        (_resampled(), RESAMPLED),
+        (_transformed(), TRANSFORMED),
+        (_augmented(), AUGMENTED),
+        (_tiled(), TILED),
+    ):
+        if made != expected:
+            digest.update(made.encode())
     return digest.hexdigest()
 
 
@@ -154,35 +136,40 @@ def _resampled() -> str:
 
 def built_in_images() -> Iterator[tuple[bytes, ImageShape]]:
     """Yield encoded images with their shapes; scaled up, down and by whole factors, and some of them cut off."""
-    half = base64.b64decode(JPEG_SCALED)
+    half = _stored("plain.jpg")
     yield half, ImageShape(120, 76, 1, 4, 6)
     yield half, ImageShape(120, 76, 3, 2, 4)
     for may_be_truncated in (False, True):
         yield half[: len(half) // 2], ImageShape(120, 76, 1, 4, 6, may_be_truncated)
-    for text, width, height in (
-        (JPEG_PROGRESSIVE, 52, 38),
-        (JPEG_CMYK, 52, 38),
-        (JPEG_GREY, 52, 38),
-        (WEBP_LOSSY, 52, 38),
-        (WEBP_OPAQUE, 52, 38),
-        (WEBP_LOSSLESS, 26, 19),
-        (PNG_PALETTE, 40, 30),
+    for name, width, height in (
+        ("progressive.jpg", 52, 38),
+        ("cmyk.jpg", 52, 38),
+        ("grey.jpg", 52, 38),
+        ("lossy.webp", 52, 38),
+        ("opaque.webp", 52, 38),
+        ("lossless.webp", 26, 19),
+        ("palette.png", 40, 30),
     ):
-        yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
+        yield _stored(name), ImageShape(width, height, 1, 6, 8)
     for mode, channels in (("RGB", 3), ("RGBA", 4), ("LA", 2)):
         yield (png := _png(mode, channels)), ImageShape(61, 97, 6, 4, 2)
         yield png[: len(png) // 2], ImageShape(61, 97, 6, 4, 2, may_be_truncated=True)
     yield png[:-12], ImageShape(61, 97, 6, 4, 2)
-    progressive = base64.b64decode(JPEG_PROGRESSIVE)
+    progressive = _stored("progressive.jpg")
     yield progressive[: len(progressive) // 2], ImageShape(52, 38, 1, 6, 8, may_be_truncated=True)
-    for text, width, height in (
-        (AVIF, 52, 38),
-        (AVIF_ALPHA, 52, 38),
-        (GIF, 52, 38),
-        (BMP, 26, 19),
-        (TIFF_JPEG, 52, 38),
+    for name, width, height in (
+        ("opaque.avif", 52, 38),
+        ("alpha.avif", 52, 38),
+        ("palette.gif", 52, 38),
+        ("palette.bmp", 26, 19),
+        ("jpeg.tiff", 52, 38),
     ):
-        yield base64.b64decode(text), ImageShape(width, height, 1, 6, 8)
+        yield _stored(name), ImageShape(width, height, 1, 6, 8)
+
+
+def _stored(name: str) -> bytes:
+    """An image of `reference_images`."""
+    return Path(__file__).with_name("reference_images").joinpath(name).read_bytes()
 
 
 def _png(mode: str, channels: int, width: int = 97, height: int = 61) -> bytes:

@@ -1,19 +1,19 @@
 """The digest of what this installation makes of known clips."""
 
-import base64
 import functools
 import hashlib
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from dataserver.audio.decoding import AUDIO_VERSION, AudioShape, decode_mel
 from dataserver.audio.header import read_audio_header
-from dataserver.audio.reference_clips import FLAC, MP3, OPUS, VORBIS
 from dataserver.planning.job.fields import AudioSizing
 
+_CLIPS: Final = Path(__file__).with_name("reference_clips")
 SIZINGS: Final = (
     AudioSizing.model_construct(max_seconds=1),
     AudioSizing.model_construct(bins=80, merge=1, padded=True, max_seconds=1),
@@ -42,8 +42,8 @@ def built_in_clips() -> Iterator[bytes]:
     """Yield a clip of each format, and WAVs of rates that are resampled."""
     for rate, channels in ((8_000, 1), (44_100, 2), (96_000, 8)):
         yield _wav(rate, channels)
-    for text in (FLAC, MP3, VORBIS, OPUS):
-        yield base64.b64decode(text)
+    for name in ("flac.flac", "mp3.mp3", "vorbis.ogg", "opus.ogg"):  # a rising tone of 0.1 s
+        yield (_CLIPS / name).read_bytes()
 
 
 def _wav(rate: int, channels: int) -> bytes:

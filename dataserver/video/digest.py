@@ -1,9 +1,9 @@
 """The digest of what this installation makes of known videos."""
 
-import base64
 import functools
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,9 @@ from dataserver.planning.job.fields import FrameRule, Sizing, VideoSizing
 from dataserver.planning.stream.video_frames import frame_groups
 from dataserver.video.decoding import VIDEO_VERSION, FrameGrid, VideoShape, decode_frames
 from dataserver.video.header import read_video_header
-from dataserver.video.reference_clips import AV1, H264, HEVC, MPEG4, VP8, VP9
 
+_CLIPS: Final = Path(__file__).with_name("reference_clips")
+"""Of six frames each."""
 _SIZING: Final = Sizing.model_construct(patch=8, merge=1)
 _VIDEO: Final = VideoSizing.model_construct(rule=FrameRule.UNIFORM, max_frames=5)
 _SIDES: Final = (8, 4)
@@ -41,5 +42,5 @@ def video_digest() -> str:
 
 def built_in_videos() -> Iterator[bytes]:
     """Yield a video of each codec."""
-    for text in (H264, HEVC, VP8, VP9, AV1, MPEG4):
-        yield base64.b64decode(text)
+    for name in ("h264.mp4", "hevc.mp4", "vp8.webm", "vp9.webm", "av1.mp4", "mpeg4.mov"):
+        yield (_CLIPS / name).read_bytes()

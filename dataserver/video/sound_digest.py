@@ -1,18 +1,18 @@
 """The digest of what this installation makes of the sound of known videos."""
 
-import base64
 import functools
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from dataserver.audio import AUDIO_VERSION, AudioShape, decode_mel
 from dataserver.planning.job.fields import AudioSizing
-from dataserver.video.reference_sounds import AAC, MP3, OPUS, VORBIS
 from dataserver.video.sound import SOUND_VERSION, read_sound, read_sound_header
 
+_SOUNDS: Final = Path(__file__).with_name("reference_sounds")
 _SIZING: Final = AudioSizing.model_construct(max_seconds=1)
 
 
@@ -35,5 +35,5 @@ def sound_digest() -> str:
 
 def built_in_sounds() -> Iterator[bytes]:
     """Yield a video with sound of each codec."""
-    for text in (AAC, MP3, OPUS, VORBIS):
-        yield base64.b64decode(text)
+    for name in ("aac.mp4", "mp3.mkv", "opus.webm", "vorbis.webm"):
+        yield (_SOUNDS / name).read_bytes()
