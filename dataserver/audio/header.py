@@ -11,6 +11,7 @@ from dataserver.audio.formats import AUDIO_FORMATS, audio_format_of
 from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
 from dataserver.audio.mp3 import with_length
 from dataserver.extras import pip_install
+from dataserver.header_error import HeaderError
 
 if TYPE_CHECKING:
     from dataserver.audio.reading import OpenClip
@@ -23,19 +24,8 @@ _NEW_STREAM: Final = re.compile(rb"OggS\x00[\x02\x06]")
 """How an Ogg page begins that is the first one of a stream."""
 
 
-class AudioHeaderError(ValueError):
-    """A clip whose header cannot be used."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        """Name what is wrong.
-
-        Args:
-            kind: `unreadable_header` or `audio_too_large`.
-            detail: what was found, and the limit.
-        """
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
+class AudioHeaderError(HeaderError):
+    """A clip whose header cannot be used: `unreadable_header` or `audio_too_large`."""
 
 
 @dataclass(frozen=True, slots=True)

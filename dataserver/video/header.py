@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dataserver.extras import pip_install
+from dataserver.header_error import HeaderError
 from dataserver.planning.job.fields import MICROSECONDS
 from dataserver.video.formats import CODECS, DECODERS, VIDEO_FORMATS, video_format_of
 from dataserver.video.limits import (
@@ -32,19 +33,8 @@ TURNED: Final = (6, 8)
 """Orientations that swap width and height."""
 
 
-class VideoHeaderError(ValueError):
-    """A video whose header cannot be used."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        """Name what is wrong.
-
-        Args:
-            kind: `unreadable_header` or `video_too_large`.
-            detail: what was found, and the limit.
-        """
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
+class VideoHeaderError(HeaderError):
+    """A video whose header cannot be used: `unreadable_header` or `video_too_large`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,10 @@ BEFORE = {
     # a command starts the pages, which know of no command
     "cli": BELOW_COMMANDS | {"reporting", "web", "job_files"},
 }
-BELOW_ALL = {"addresses", "allocator", "chrome_trace", "drawing", "extras", "flags", "outputs", "process", "varints"}
+BELOW_ALL = {
+    *("addresses", "allocator", "chrome_trace", "drawing", "extras", "flags", "header_error", "outputs", "process"),
+    "varints",
+}
 """Modules beside the folders, which import nothing of ours."""
 OVER_PLANNING = {"job_files"}
 """Modules beside the folders, which import planning alone. Commands use them, and so does the trainer."""
