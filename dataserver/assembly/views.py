@@ -21,7 +21,7 @@ from dataserver.assembly.decoders import Item
 from dataserver.assembly.decoding import IMAGES_PER_TASK, DecodeTask, Decoding, UnreadableError
 from dataserver.assembly.image_runs import images_of
 from dataserver.assembly.image_transforms import draw_transforms
-from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
+from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, cumulative, text_arrays
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import (
     Dataset,
@@ -148,7 +148,7 @@ def prepare_view(
         )
     _clear_gaps(tensors, buffer)
     by_name = {tensor.name: tensor.of(buffer) for tensor in tensors}
-    arrays: dict[str, NDArray[np.int32]]
+    arrays: dict[str, I32] | dict[str, I32 | I64]
     if view.holds_samples:
         lengths = _video_lengths(spec, plan.samples, view, datasets, by_name)
         arrays = _sequences(spec, plan, view, datasets, lengths) if tensors else {}
@@ -197,7 +197,7 @@ def _clear_gaps(tensors: Sequence[TensorSpec], buffer: U8) -> None:
 
 def _sequences(
     spec: JobSpec, plan: StepPlan, view: ViewPlan, datasets: Sequence[Dataset], lengths: VideoLengths | None
-) -> dict[str, NDArray[np.int32]]:
+) -> dict[str, I32]:
     documents = _documents(spec, plan.samples, view.items, datasets)
     if view.kind is ModuleKind.BACKBONE:
         return backbone_arrays(spec.stream, plan, view, documents, lengths)
@@ -242,37 +242,35 @@ def _video_lengths(
     return lengths
 
 
-def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, NDArray[np.int32]]:
+def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, I32 | I64]:
     """Return what a view holds beside the pixels of its images or videos, or the spectrograms of its clips."""
     samples = plan.samples
     if view.reads is Modality.AUDIO:
-        lengths = (samples.image_columns[view.items], item_tokens(samples, spec.stream.sizing)[view.items])
-        positions, rows = (np.concatenate([[0], np.cumsum(n, dtype=np.int64)]) for n in lengths)
-        frames = clip_ends(audio_sizing(spec.stream.sizing), samples, view.items)
-        ends = {"cu_frames": frames, "cu_positions": positions, "cu_rows": rows}
-        return {name: array.astype(np.int32) for name, array in ends.items()}
+        return {
+            "cu_frames": clip_ends(audio_sizing(spec.stream.sizing), samples, view.items),
+            "cu_positions": cumulative(samples.image_columns[view.items]),
+            "cu_rows": cumulative(item_tokens(samples, spec.stream.sizing)[view.items]),
+        }
     if samples.image_layout is not None and view.reads is Modality.IMAGE:
         return _tiled_offsets(spec.stream.sizing, samples, samples.image_layout, view.items)
-    conditions = np.arange(view.num_items + 1) * spec.stream.generation.query_tokens
     return {
         "grid": _grid(samples, view),
-        "cu_patches": np.concatenate([[0], np.cumsum(num_patches(samples, view.items))]).astype(np.int32),
+        "cu_patches": cumulative(num_patches(samples, view.items)),
         "loss_mask": np.zeros(view.num_items, np.int32),
-        "condition_offsets": conditions.astype(np.int32),
+        "condition_offsets": np.arange(view.num_items + 1) * spec.stream.generation.query_tokens,
     }
 
 
-def _tiled_offsets(sizing: Sizing, samples: StepSamples, layouts: I32, items: I64) -> dict[str, NDArray[np.int32]]:
+def _tiled_offsets(sizing: Sizing, samples: StepSamples, layouts: I32, items: I64) -> dict[str, I32 | I64]:
     """What a view of images that are cut into tiles holds beside pixels."""
     cells = samples.image_columns[items]
     parts = samples.image_rows[items] // cells
     sides = np.repeat(cells, parts)
-    rows = item_tokens(samples, sizing)[items]
     return {
         "grid": np.stack([sides, sides], axis=1),
-        "cu_patches": np.concatenate([[0], np.cumsum(sides.astype(np.int64) ** 2)]).astype(np.int32),
+        "cu_patches": cumulative(sides.astype(np.int64) ** 2),
         "tiles": layouts[items],
-        "cu_rows": np.concatenate([[0], np.cumsum(rows)]).astype(np.int32),
+        "cu_rows": cumulative(item_tokens(samples, sizing)[items]),
     }
 
 
