@@ -1,5 +1,6 @@
-"""The files of jobs, as people write them. The commands of both sides read them here."""
+"""Files of YAML or JSON that people write, such as jobs. The commands of both sides read them here."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,24 @@ def read_job(file: Path) -> Any:
         JobSpecError: the file, or a profile, cannot be read or used, or is no YAML.
     """
     try:
-        return with_profiles(_values("job file", file), lambda name: _values("profile", file.parent / name))
+        values = read_values("the job file", file, JobSpecError)
+        return with_profiles(values, lambda name: read_values("the profile", file.parent / name, JobSpecError))
     except ProfileError as error:
         raise JobSpecError(f"the job file {file} cannot be used: {error}") from None
 
 
-def _values(what: str, file: Path) -> Any:
+def read_values(what: str, file: Path, refusal: Callable[[str], Exception]) -> Any:
+    """The values of a YAML or JSON file.
+
+    Args:
+        what: the file, for people.
+        file: where it is.
+        refusal: makes the error to raise of what is wrong: the file cannot be read, or is no YAML.
+    """
     try:
         with file.open("rb") as stream:
             return parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
     except OSError as error:
-        raise JobSpecError(f"the {what} {file} cannot be read: {error.strerror or error}") from None
+        raise refusal(f"{what} {file} cannot be read: {error.strerror or error}") from None
     except TextError as error:
-        raise JobSpecError(f"the {what} {file} cannot be used: {error}") from None
+        raise refusal(f"{what} {file} cannot be used: {error}") from None

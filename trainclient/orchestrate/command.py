@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dataserver.flags import one_line, parse
+from dataserver.job_files import read_values
 from dataserver.outputs import require_writable, write_output
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, Modality, Sizing, TextError, parse_yaml
+from dataserver.planning.job.fields import Modality, Sizing
 from dataserver.planning.job.fields import Stream as JobStream
 from dataserver.planning.job.fields import describe as describe_job
 from trainclient.orchestrate.choice import Problem
@@ -165,14 +166,9 @@ def _options(arguments: list[str]) -> Orchestrate:
 
 def _from_file(path: Path) -> Orchestrate:
     try:
-        with path.open("rb") as file:
-            return Orchestrate.model_validate(parse_yaml(file.read(MAX_TEXT_BYTES + 1)))
+        return Orchestrate.model_validate(read_values("--config", path, OrchestrateError))
     except ValidationError as error:
         raise OrchestrateError(f"--config {path} cannot be used: {describe(error)}") from None
-    except OSError as error:
-        raise OrchestrateError(f"--config {path} cannot be read: {error.strerror}") from None
-    except TextError as error:
-        raise OrchestrateError(f"--config {path} cannot be used: {error}") from None
 
 
 def problem(options: Orchestrate) -> Problem:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import yaml
 
+from dataserver.job_files import read_values
 from dataserver.outputs import write_output
 from dataserver.planning.costs.profile import Profile, ProfileError, parse_profile, with_gradients
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, Cost, TextError, parse_yaml
+from dataserver.planning.job.fields import Cost
 from trainclient.orchestrate.cluster import BOARDS, Cluster
-from trainclient.orchestrate.costs import CostTable, computed_cost, with_reductions
+from trainclient.orchestrate.costs import DEGREES, CostTable, computed_cost, with_reductions
 from trainclient.orchestrate.networks import Network
 
 
@@ -20,13 +21,7 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ProfileError: it cannot be read, or is no profile.
     """
-    try:
-        with path.open("rb") as file:
-            return parse_profile(parse_yaml(file.read(MAX_TEXT_BYTES + 1)), str(path))
-    except OSError as error:
-        raise ProfileError(f"the profile {path} cannot be read: {error.strerror}") from None
-    except TextError as error:
-        raise ProfileError(f"the profile {path} cannot be used: {error}") from None
+    return parse_profile(read_values("the profile", path, ProfileError), str(path))
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -63,7 +58,7 @@ def costs_of(profile: Profile, networks: Sequence[Network], cluster: Cluster) ->
                 f"module {network.name} of the profile is another model ({', '.join(different)}); profile this one"
             )
         costs = {m.tp: m.cost for m in measured.degrees}
-        for tp in (1, 2, 4, 8):
+        for tp in DEGREES:
             found = with_gradients(costs.get(tp) or _scaled(network, tp, costs, cluster), network.gradient_passes)
             table[network.name, tp] = with_reductions(network, tp, cluster, found)
     return table

@@ -14,6 +14,7 @@ from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.models.compiling import require_compiler
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
+from trainclient.orchestrate.costs import DEGREES
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
@@ -131,7 +132,7 @@ def _checked(options: ProfileOptions) -> tuple[Path, Plan]:
         raise ValueError("--output is missing: a YAML file to write")
     if len(set(options.sizes)) < 3 or any(size < 4 or size % MERGE**2 for size in options.sizes):
         raise ValueError(f"--sizes are {list(options.sizes)}; three or more multiples of {MERGE**2} are required")
-    if 1 not in options.tp or not set(options.tp) <= {1, 2, 4, 8}:
+    if 1 not in options.tp or not set(options.tp) <= set(DEGREES):
         raise ValueError(f"--tp is {list(options.tp)}; 1, and more of 2, 4 and 8, are required")
     if options.dtype not in DTYPES:
         raise ValueError(f"--dtype is {options.dtype}; one of {', '.join(DTYPES)} is required")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, TextError, parse_yaml
+from dataserver.job_files import read_values
 from dataserver.security import Credentials
 from dataserver.tracing import DEFAULT_EVERY, Tracing, TracingError
 from trainclient.checkpoint.resume_from import ResumeFrom
@@ -293,13 +293,7 @@ def load_config(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or holds something other than a mapping.
     """
-    try:
-        with path.open("rb") as file:
-            data = parse_yaml(file.read(MAX_TEXT_BYTES + 1))
-    except OSError as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from None
-    except TextError as error:
-        raise ConfigError(f"the configuration {path} cannot be used: {error}") from None
+    data = read_values("the configuration", path, ConfigError)
     if not isinstance(data, dict):
         raise ConfigError(f"the configuration {path} holds a {type(data).__name__}; a mapping of options is required")
     return data
