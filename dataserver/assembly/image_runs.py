@@ -37,9 +37,7 @@ def images_of(samples: StepSamples, items: I64) -> I64:
     return ranges(first, samples.image_offsets[items + 1] - first)
 
 
-def image_runs(
-    sizing: Sizing, samples: StepSamples, items: I64, lengths: VideoLengths | None = None
-) -> list[list[ImageRun]]:
+def image_runs(sizing: Sizing, samples: StepSamples, items: I64, lengths: VideoLengths | None) -> list[list[ImageRun]]:
     """Return the images, clips and videos of some samples.
 
     Args:

@@ -129,7 +129,7 @@ def backbone_arrays(
 
 
 def backbone_rotary_positions(
-    stream: Stream, samples: StepSamples, items: I64, arrays: Mapping[str, I32], lengths: VideoLengths | None = None
+    stream: Stream, samples: StepSamples, items: I64, arrays: Mapping[str, I32], lengths: VideoLengths | None
 ) -> I32:
     """Positions in time, height and width of each token, int32 [3, T].
 

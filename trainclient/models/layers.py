@@ -165,7 +165,7 @@ class GatedMlp(SplitLayer):
 
     columns, rows = ("gate", "up"), ("down",)
 
-    def __init__(self, width: int, hidden: int, activation: str = "silu", *, bias: bool = False) -> None:
+    def __init__(self, width: int, hidden: int, activation: str, *, bias: bool = False) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(width, hidden, bias=bias)

@@ -54,7 +54,7 @@ class Parameters:
         """Bytes of the optimizer's states."""
         return self.trained * precision.optimizer
 
-    def state_bytes(self, ranks: int = 1, precision: Precision = BFLOAT16) -> float:
+    def state_bytes(self, ranks: int, precision: Precision = BFLOAT16) -> float:
         """All of it; ranks that share parameters (zero2) share the optimizer's states, while weights and gradients are
         whole during a step."""
         return self.static_bytes(precision) + self.optimizer_bytes(precision) / ranks

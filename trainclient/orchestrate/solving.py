@@ -53,8 +53,8 @@ class Scored:
     """The `execution` of a job."""
     not_run: str | None
     """Why the trainer does not run it yet."""
-    simulated: Simulated | None = None
-    refusal: str | None = None
+    simulated: Simulated | None
+    refusal: str | None
     """Why planner and simulator have no time of it."""
 
     @property

@@ -43,7 +43,7 @@ class DirectError(Exception):
 class DirectConnection:
     """The data connection of one stream. One thread uses it."""
 
-    def __init__(self, address: str, offer: DirectOffer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: str, offer: DirectOffer, tls: ssl.SSLContext | None) -> None:
         """Begin to connect.
 
         Args:

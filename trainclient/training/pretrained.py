@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -27,9 +26,7 @@ _LINE_BYTES: Final = 4096
 """Longest first line of a file of ranks."""
 
 
-def pretrained_sizes(
-    folder: Path, job: JobSpec, module: ModuleSpec, width: int, grown: Mapping[str, int] = MappingProxyType({})
-) -> Sizes:
+def pretrained_sizes(folder: Path, job: JobSpec, module: ModuleSpec, width: int, grown: Mapping[str, int]) -> Sizes:
     """The sizes of a checkpoint as a module of a job; no weights are read.
 
     Args:

@@ -50,7 +50,7 @@ def require_new(job: Job) -> None:
 class Saving:
     """The checkpoints of one process's run; without a folder for them it does nothing."""
 
-    def __init__(self, config: CheckpointConfig, groups: Groups, lease: Lease | None = None) -> None:
+    def __init__(self, config: CheckpointConfig, groups: Groups, lease: Lease | None) -> None:
         """Save as the configuration says; all processes call all methods in the same order.
 
         Args:

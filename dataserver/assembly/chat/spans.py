@@ -64,7 +64,7 @@ class Text(NamedTuple):
 class Disguise:
     """A sign for each text of a conversation."""
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], tags: re.Pattern[str] | None, others: str = "") -> None:
+    def __init__(self, messages: Sequence[Mapping[str, Any]], tags: re.Pattern[str] | None, others: str) -> None:
         """Choose signs.
 
         Args:

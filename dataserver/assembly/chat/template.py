@@ -30,9 +30,9 @@ class ChatTemplate:
     """Special tokens by the names that templates know them by, as `bos_token`."""
     image_token: str
     """What the files of the folder call the token that stands for an image; empty where they name none."""
-    expansion: Expansion | None = None
+    expansion: Expansion | None
     """What the processor of the folder writes around it; None where it writes nothing."""
-    processor: str = ""
+    processor: str
     """Its class; empty where the files name none. It decides which clips and videos are refused, not how those that are
     rendered become ids."""
 

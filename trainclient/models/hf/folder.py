@@ -80,7 +80,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     return missing
 
 
-def described(folder: Path, kind: type[Sizes] | None = None) -> tuple[Family[Any], Fields, Fields]:
+def described(folder: Path, kind: type[Sizes] | None) -> tuple[Family[Any], Fields, Fields]:
     """The family of a checkpoint, or of its part of a kind, the fields of that, and those of the whole model."""
     path = folder / CONFIG
     whole = Fields(read_json(path, MAX_CONFIG_BYTES), str(path))
