@@ -13,7 +13,7 @@ from typing import Final
 
 from dataserver.dataset.errors import DatasetError, canonical, is_safe
 from dataserver.dataset.index.format import atomic_writer
-from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules
+from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, choices
 from dataserver.dataset.shards.listing import ShardFile, index_folder
 from dataserver.dataset.storage.etags import check_regular
 
@@ -25,20 +25,8 @@ _log = logging.getLogger(__name__)
 
 def flags_of(rules: IndexRules) -> list[str]:
     """Return the flags by which `dataserver index` gets these rules, without those that it has by default."""
-    chosen = {
-        "--text-only": (rules.text_only, DEFAULT_RULES.text_only),
-        "--metadata-keys": (rules.metadata_keys, DEFAULT_RULES.metadata_keys),
-        "--on-token-error": (rules.on_token_error, DEFAULT_RULES.on_token_error),
-        "--truncated-images": (rules.truncated_images, DEFAULT_RULES.truncated_images),
-        "--key": (rules.key, DEFAULT_RULES.key),
-        "--several-images": (rules.several_images, DEFAULT_RULES.several_images),
-        "--audio": (rules.audio, DEFAULT_RULES.audio),
-        "--conversations": (rules.conversations, DEFAULT_RULES.conversations),
-        "--video": (rules.video, DEFAULT_RULES.video),
-        "--missing-images": (rules.missing_images, DEFAULT_RULES.missing_images),
-        "--video-sound": (rules.video_sound, DEFAULT_RULES.video_sound),
-    }
-    flags = [text for flag, (value, default) in chosen.items() if value != default for text in (flag, str(value))]
+    defaults = choices(DEFAULT_RULES)
+    flags = [text for name, value in choices(rules).items() if value != defaults[name] for text in (f"--{name}", value)]
     if rules.allow_duplicates:
         flags.append("--allow-duplicates")
     for join in rules.joins:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Final
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.shards.captions import CaptionSource
 
-_OPTIONAL: Final = frozenset({"images", "audio", "video", "conversations", "missing-images", "video-sound"})
-"""Rules that stand there only where they were chosen: they came after the others."""
+_ALWAYS: Final = ("metadata-keys", "on-token-error", "truncated-images", "key", "several-images")
+"""Choices that stand there whatever they are."""
+_LATER: Final = ("audio", "video", "conversations", "missing-images", "video-sound")
+"""Choices that stand there only where they are not the default, as the names of images do: they came afterwards."""
 RULES_VERSION: Final = 4
 """Grows with every release that makes other samples, texts, token ids or sizes of the same bytes."""
 
@@ -167,31 +169,24 @@ class LoneTexts(StrEnum):
     """They are samples: no shard of the dataset has an image."""
 
 
+def choices(rules: IndexRules) -> dict[str, str]:
+    """Return each rule that is one of several words, by its name as flags and headers have it."""
+    values = ((field.name.replace("_", "-"), getattr(rules, field.name)) for field in fields(rules))
+    return {name: str(value) for name, value in values if isinstance(value, StrEnum)}
+
+
 def written_rules(lone_texts: LoneTexts, rules: IndexRules) -> str:
     """Return the rules as a header holds them: JSON, a text by the name of each rule."""
-    chosen = {"images": json.dumps(sorted(rules.images))} if rules.images else {}
-    if rules.audio is AudioMembers.SERVE:
-        chosen["audio"] = rules.audio
-    if rules.video is VideoMembers.SERVE:
-        chosen["video"] = rules.video
-    if rules.conversations is not Conversations.DOCUMENT:
-        chosen["conversations"] = rules.conversations
-    if rules.missing_images is MissingImages.DROP:
-        chosen["missing-images"] = rules.missing_images
-    if rules.video_sound is VideoSound.SERVE:
-        chosen["video-sound"] = rules.video_sound
+    chosen, defaults = choices(rules), choices(DEFAULT_RULES)
     return json.dumps(
         {
             "version": str(RULES_VERSION),
             "texts": lone_texts,
-            "metadata-keys": rules.metadata_keys,
-            "on-token-error": rules.on_token_error,
-            "truncated-images": rules.truncated_images,
-            "key": rules.key,
-            "several-images": rules.several_images,
+            **{name: chosen[name] for name in _ALWAYS},
             "joins": f"{len(rules.joins)} of version {_JOIN_VERSION}" if rules.joins else "0",
             "captions": json.dumps([f"{source.name}={source}" for source in rules.captions]),
-            **chosen,
+            **({"images": json.dumps(sorted(rules.images))} if rules.images else {}),
+            **{name: chosen[name] for name in _LATER if chosen[name] != defaults[name]},
         }
     )
 
@@ -222,6 +217,7 @@ def _read_rules(written: str, own_version: str) -> Mapping[str, str]:
     if version != own_version:
         raise ValueError(f"it was made by rules {version[:20]!a} for samples, this program has rules {own_version}")
     expected = json.loads(written_rules(LoneTexts.ALONE, DEFAULT_RULES))
-    if found.keys() - _OPTIONAL != expected.keys() or not all(isinstance(value, str) for value in found.values()):
+    names = found.keys() - {"images", *_LATER}
+    if names != expected.keys() or not all(isinstance(value, str) for value in found.values()):
         raise ValueError(f"its rules are {written[:200]!a}; those of {sorted(expected)} are required")
     return found  # type: ignore[no-any-return]
