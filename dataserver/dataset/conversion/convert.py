@@ -28,6 +28,7 @@ from dataserver.dataset.conversion.sources import (
 )
 from dataserver.dataset.errors import DatasetError, Finding, Findings
 from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.index.notes import write_note
 from dataserver.dataset.index.rules import AudioMembers, VideoMembers
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
@@ -215,8 +216,7 @@ def _begin(source: Path, target: Path, options: dict[str, Any]) -> None:
         return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DatasetError(f"{target} is not empty; name a folder that is, or that does not exist")
-    with atomic_writer(noted) as temp:
-        temp.write_text(f"{json.dumps(options)}\n")
+    write_note(noted, f"{json.dumps(options)}\n".encode())
 
 
 def _note(target: Path, file: SourceFile) -> Path:
@@ -298,8 +298,7 @@ def _convert_one(task: _Task) -> Converted:
         "described": _described(file),
         "images": images,
     }
-    with atomic_writer(_note(target, file)) as temp:
-        temp.write_text(f"{json.dumps(noted)}\n")
+    write_note(_note(target, file), f"{json.dumps(noted)}\n".encode())
     return found
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
-from dataserver.dataset.index.format import IndexHeader, atomic_writer
+from dataserver.dataset.index.format import IndexHeader
+from dataserver.dataset.index.notes import write_note
 from dataserver.dataset.shards.formats import format_of
 
 ALLOWED_NAME: Final = "disttrain.duplicates-allowed"
@@ -50,8 +51,7 @@ def check_copies(path: Path, shards: Sequence[tuple[str, IndexHeader]], allowed:
 
 def allow_copies(folder: Path) -> None:
     """Note in the folder of the indexes that copies are wanted. Raises DatasetError where it cannot be written."""
-    with atomic_writer(folder / ALLOWED_NAME) as temp:
-        temp.write_text("shards with the same bytes are served several times\n", "ascii")
+    write_note(folder / ALLOWED_NAME, b"shards with the same bytes are served several times\n")
 
 
 def are_copies_allowed(folder: Path) -> bool:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, canonical, is_safe
-from dataserver.dataset.index.format import atomic_writer
+from dataserver.dataset.index.notes import read_note, write_note
 from dataserver.dataset.index.rules import DEFAULT_RULES, IndexRules, choices
 from dataserver.dataset.shards.listing import ShardFile, index_folder
-from dataserver.dataset.storage.etags import check_regular
 
 FLAGS_NAME: Final = "disttrain.flags"
 _MAX_BYTES: Final = 1 << 16
@@ -47,8 +46,7 @@ def write_flags(folder: Path, rules: IndexRules) -> None:
         if not flags:
             path.unlink(missing_ok=True)
             return
-        with atomic_writer(path) as temp:
-            temp.write_bytes(canonical(flags))
+        write_note(path, canonical(flags))
     except (DatasetError, OSError) as error:
         _log.warning("%s; messages that say how to index the dataset again name no flags", error)
 
@@ -76,11 +74,8 @@ def transform_flags(key: str) -> str:
 
 
 def _read_flags(folder: Path) -> list[str]:
-    path = folder / FLAGS_NAME
     try:
-        check_regular(path)
-        with path.open("rb") as file:
-            flags = json.loads(file.read(_MAX_BYTES))
+        flags = read_note(folder / FLAGS_NAME, _MAX_BYTES)
     except (OSError, ValueError, RecursionError):
         return []
     known = isinstance(flags, list) and all(isinstance(flag, str) and is_safe(flag) for flag in flags)

@@ -4,7 +4,6 @@
 belongs to.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError, ShardFinding, canonical
-from dataserver.dataset.index.format import IndexHeader, atomic_writer
+from dataserver.dataset.index.format import IndexHeader
 from dataserver.dataset.index.joins import Joins, unread_files
+from dataserver.dataset.index.notes import read_note, write_note
 from dataserver.dataset.index.rules import IndexRules, MetadataKeys
 from dataserver.dataset.index.sets import fingerprint_of
 from dataserver.dataset.kinds import UNREAD_FILE
 from dataserver.dataset.shards.listing import ShardFile
-from dataserver.dataset.storage.etags import check_regular
 
 JOINS_NAME: Final = "disttrain.joins"
 _MAX_BYTES: Final = 16 << 20
@@ -55,8 +54,7 @@ def note_join_findings(
         if not found:
             path.unlink(missing_ok=True)
             return
-        with atomic_writer(path) as temp:
-            temp.write_bytes(canonical([fingerprint_of(headers), [astuple(one) for one in found]]))
+        write_note(path, canonical([fingerprint_of(headers), [astuple(one) for one in found]]))
     except (DatasetError, OSError) as error:
         _log.warning("%s; lint does not list %d findings of joined files", error, len(found))
 
@@ -65,9 +63,7 @@ def read_join_findings(folder: Path, headers: Sequence[tuple[str, IndexHeader]])
     """Return what was found for the shards as they are indexed now; nothing where that is not known."""
     path = folder / JOINS_NAME
     try:
-        check_regular(path)
-        with path.open("rb") as file:
-            fingerprint, entries = json.loads(file.read(_MAX_BYTES))
+        fingerprint, entries = read_note(path, _MAX_BYTES)
         if fingerprint != fingerprint_of(headers):
             return []
         return [ShardFinding(*map(str, entry)) for entry in entries]

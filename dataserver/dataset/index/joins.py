@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError, Findings
-from dataserver.dataset.index.format import IndexHeader, atomic_writer, read_joined
+from dataserver.dataset.index.format import IndexHeader, read_joined
+from dataserver.dataset.index.notes import read_note, write_note
 from dataserver.dataset.kinds import MISSING_PARTNER
 from dataserver.dataset.shards.formats import FORMATS, format_of
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.unread import remedy_of
-from dataserver.dataset.storage.etags import check_regular
 from dataserver.dataset.storage.registry import storage_of
 
 JOINED_SUFFIX: Final = ".joined"
@@ -254,9 +254,7 @@ def known_digests(shard: ShardFile, header: IndexHeader, state: State) -> dict[P
 def _read(shard: ShardFile, header: IndexHeader) -> tuple[State, str]:
     """The state that was noted, and the folder of the dataset at that time; no folder in older notes."""
     path = _path(shard)
-    check_regular(path)
-    with path.open("rb") as file:
-        noted = json.loads(file.read(_MAX_BYTES))
+    noted = read_note(path, _MAX_BYTES)
     # the first version wrote a list alone, which names no index
     if not isinstance(noted, dict) or noted.get("columns_digest") != header.columns_digest:
         raise ValueError(f"{path} belongs to another index; index again")
@@ -293,8 +291,7 @@ def write_joined(shard: ShardFile, header: IndexHeader, state: State) -> None:
         raise DatasetError(
             f"the paths of {len(state)} joined files take {len(text)} bytes, limit {_MAX_BYTES}; join fewer files"
         )
-    with atomic_writer(path) as temp:
-        temp.write_text(text, "ascii")
+    write_note(path, text.encode("ascii"))
 
 
 def _path(shard: ShardFile) -> Path:

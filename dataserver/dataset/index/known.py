@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
-from dataserver.dataset.index.format import IndexHeader, atomic_writer
-from dataserver.dataset.storage.etags import Etag, check_regular
+from dataserver.dataset.index.format import IndexHeader
+from dataserver.dataset.index.notes import read_note, write_note
+from dataserver.dataset.storage.etags import Etag
 
 KNOWN_SUFFIX: Final = ".known"
 _VERSION: Final = 1
@@ -37,11 +38,8 @@ def state_of(etags: tuple[Etag, Etag | None]) -> State:
 
 def read_known(index: Path, header: IndexHeader) -> State | None:
     """The state in which the contents were those of an index; None where that is not known."""
-    path = known_path(index)
     try:
-        check_regular(path)
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
+        found = read_note(known_path(index), _MAX_BYTES)
         if (found["known"], found["sha256"], found["sidecar_sha256"]) != _content(header):
             return None
         shard, shard_changed, sidecar, sidecar_changed = map(int, found["times_ns"])
@@ -55,8 +53,7 @@ def write_known(index: Path, header: IndexHeader, state: State) -> str:
     version, sha256, sidecar_sha256 = _content(header)
     found = {"known": version, "sha256": sha256, "sidecar_sha256": sidecar_sha256, "times_ns": state}
     try:
-        with atomic_writer(known_path(index)) as temp:
-            temp.write_text(f"{json.dumps(found)}\n", "ascii")
+        write_note(known_path(index), f"{json.dumps(found)}\n".encode("ascii"))
     except DatasetError as error:
         return str(error)
     return ""

@@ -6,15 +6,14 @@ has to trust it: a fingerprint is that of its shards, or it is not served.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from dataserver.dataset.errors import DatasetError, canonical, check_storage, printable
-from dataserver.dataset.index.format import IndexHeader, atomic_writer
-from dataserver.dataset.storage.etags import check_regular
+from dataserver.dataset.index.format import IndexHeader
+from dataserver.dataset.index.notes import read_note, write_note
 
 SETS_NAME: Final = "disttrain.sets"
 MAX_SETS: Final = 64
@@ -77,8 +76,7 @@ def add_set(folder: Path, shards: Sequence[tuple[str, IndexHeader]]) -> None:
     path = folder / SETS_NAME
     try:
         if not path.is_file() or path.read_bytes() != content:
-            with atomic_writer(path) as temp:
-                temp.write_bytes(content)
+            write_note(path, content)
     except (DatasetError, OSError) as error:
         _log.warning("%s; when shards are added, jobs of this set cannot go on", error)
 
@@ -92,8 +90,7 @@ def _is_there(one: ShardSet, shards: Sequence[tuple[str, IndexHeader]], headers:
 def _read_sets(folder: Path) -> list[ShardSet]:
     path = folder / SETS_NAME
     try:
-        check_regular(path)
-        content = json.loads(path.read_bytes())
+        content = read_note(path)
         if content["version"] != _VERSION:
             raise ValueError("it was written by another release")
         sets: list[ShardSet] = []
