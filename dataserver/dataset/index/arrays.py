@@ -7,7 +7,9 @@ follows the first line, so that a file which is cut, damaged or half written is 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -69,20 +71,14 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         FileNotFoundError, NotADirectoryError: it is not there.
         ArraysError: it cannot be read, or is not what was written.
     """
-    try:
-        check_regular(path)
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_FILE_BYTES:
-                raise ValueError(f"it has {size} bytes, the limit is {MAX_FILE_BYTES}")
-            head, rest = file.read(_FIRST_LINE), file.read(size)
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"it has {size} bytes, the limit is {MAX_FILE_BYTES}")
+        head, rest = file.read(_FIRST_LINE), file.read(size)
         if head != _first_line(crc32c_of(rest)):
             raise ValueError("it is damaged, was not written to its end, or is of another release")
         return _parse(rest, rest.index(b"\n") + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ArraysError(str(error)) from error
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -92,16 +88,23 @@ def read_about(path: Path) -> dict[str, Any]:
         FileNotFoundError, NotADirectoryError: it is not there.
         ArraysError: it cannot be read, or was not written to its end.
     """
+    with _opened(path) as file:
+        if not file.read(_FIRST_LINE).startswith(_MAGIC):
+            raise ValueError("it holds no arrays")
+        content = json.loads(file.readline(MAX_ABOUT_BYTES))
+        end = file.tell() + sum(np.dtype(kind).itemsize * prod(shape) for _, kind, shape in content["arrays"])
+        if end != os.fstat(file.fileno()).st_size:
+            raise ValueError("it was not written to its end")
+        return dict(content["about"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Yield a file that is read; what is wrong with it is an `ArraysError`, unless it is not there."""
     try:
         check_regular(path)
         with path.open("rb") as file:
-            if not file.read(_FIRST_LINE).startswith(_MAGIC):
-                raise ValueError("it holds no arrays")
-            content = json.loads(file.readline(MAX_ABOUT_BYTES))
-            end = file.tell() + sum(np.dtype(kind).itemsize * prod(shape) for _, kind, shape in content["arrays"])
-            if end != os.fstat(file.fileno()).st_size:
-                raise ValueError("it was not written to its end")
-            return dict(content["about"])
+            yield file
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
