@@ -30,6 +30,7 @@ from dataserver.dataset.shards.parquet.levels import I64, decode_hybrid
 from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
+    DICTIONARY_INDEXES,
     DICTIONARY_PAGE,
     PageHeader,
     read_page_header,
@@ -39,7 +40,6 @@ from dataserver.dataset.shards.parquet.zstd import stored_blocks
 from dataserver.dataset.shards.parts import Value
 
 PLAIN: Final = 0
-DICTIONARY_INDEXES: Final = (2, 8)
 ENCODINGS: Final = {5: "DELTA_BINARY_PACKED", 6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 MAX_LEVELS_BYTES: Final = 8 << 20
 """Bytes of the levels or the dictionary indexes of one page."""
@@ -58,13 +58,8 @@ ReadImage = Callable[[bytes, int], Value]
 """Is given a value and its address."""
 
 
-class PageError(Exception):
-    """The rest of a chunk cannot be read; holds kind and detail of a finding."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(kind, detail)
-        self.kind = kind
-        self.detail = detail
+class PageError(SampleError):
+    """The rest of a chunk cannot be read."""
 
 
 class _Cursor(Protocol):
@@ -143,8 +138,7 @@ class ChunkValues:
             slots = [n for n in range(start, end) if is_element[n]]
             rows.append([next(values) if is_value[n] else None for n in slots])
         if self.error is not None:
-            missing = SampleError(self.error.kind, self.error.detail)
-            rows = rows[:num_rows] + [[missing]] * (num_rows - len(rows))
+            rows = rows[:num_rows] + [[self.error]] * (num_rows - len(rows))
         return rows
 
 

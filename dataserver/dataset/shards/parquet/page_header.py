@@ -13,6 +13,8 @@ from dataserver.varints import CutError
 DATA_PAGE: Final = 0
 DICTIONARY_PAGE: Final = 2
 DATA_PAGE_V2: Final = 3
+DICTIONARY_INDEXES: Final = (2, 8)
+"""Encodings of pages that have indexes into a dictionary."""
 
 MAX_HEADER_BYTES: Final = 64 << 10
 """Limit of one header: statistics of long values stand in it, which writers cut to 4 KiB each."""

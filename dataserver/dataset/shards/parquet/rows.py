@@ -192,8 +192,7 @@ class OtherColumns:
 
     def _walk(self, group: int) -> dict[int, StoredColumn]:
         """What a row group takes, by the numbers of the leaves. Raises ValueError where that is too much."""
-        leaves = list(self._leaves.values())
-        stored = dict(zip(leaves, self._source.columns(group, leaves), strict=True))
+        stored = {leaf: self._source.column(group, leaf) for leaf in self._leaves.values()}
         total = together(list(stored.values())).plain_bytes
         if total > MAX_SIDECAR_VALUE_BYTES:
             raise ValueError(f"{total} bytes of texts in row group {group}, limit {MAX_SIDECAR_VALUE_BYTES}")

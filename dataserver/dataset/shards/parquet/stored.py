@@ -22,6 +22,7 @@ from dataserver.dataset.shards.parquet.held_file import HeldRanges, RangesFile
 from dataserver.dataset.shards.parquet.page_header import (
     DATA_PAGE,
     DATA_PAGE_V2,
+    DICTIONARY_INDEXES,
     DICTIONARY_PAGE,
     PageHeader,
     read_page_header,
@@ -37,7 +38,6 @@ MAX_PAGES: Final = 1 << 17
 """Pages of one column of one row group."""
 MAX_COLUMN_VALUES: Final = 1 << 22
 """Values of one column of one row group, nulls included."""
-_DICTIONARY_INDEXES: Final = (2, 8)
 _SHARED_PREFIXES: Final = 7
 """DELTA_BYTE_ARRAY: a value may begin with all of the one before, so that each is as long as the page."""
 _LARGE: Final = pa.large_binary()
@@ -82,10 +82,6 @@ class OpenParquet:
     def column(self, group: int, leaf: int) -> StoredColumn:
         """Return where the values of a column lie in a row group, as `stored_column` finds them."""
         return stored_column(self.ranges, self.parquet.metadata, group, leaf)
-
-    def columns(self, group: int, leaves: Sequence[int]) -> list[StoredColumn]:
-        """Several columns of one row group; raises as `stored_column`."""
-        return [self.column(group, leaf) for leaf in leaves]
 
     def foldable(self, leaves: Mapping[str, int], stored: Sequence[Mapping[int, StoredColumn]]) -> frozenset[str]:
         """Return the columns of strings whose dictionaries Arrow can keep, in all row groups.
@@ -190,7 +186,7 @@ def _with_page(found: StoredColumn, header: PageHeader) -> StoredColumn:
         found.plain_bytes + header.plain_bytes,
         max(found.largest_page, header.plain_bytes),
         found.num_values + num_values,
-        found.has_dictionary or is_dictionary or header.encoding in _DICTIONARY_INDEXES,
+        found.has_dictionary or is_dictionary or header.encoding in DICTIONARY_INDEXES,
         found.shares_prefixes or header.encoding == _SHARED_PREFIXES,
     )
 
