@@ -164,6 +164,11 @@ def cannot_read(path: Path, error: BaseException | None) -> ShardReadError:
     return ShardReadError(f"cannot read {path}: {error}; check the storage")
 
 
+def is_of_storage(error: BaseException) -> bool:
+    """Whether storage failed, which has a number; Arrow's own errors have none, nor has what is no regular file."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
 def check_storage(path: Path, error: Exception) -> None:
     """Raise ShardReadError if a file could not be read for a reason that says nothing of what it holds."""
     if isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_FILE:

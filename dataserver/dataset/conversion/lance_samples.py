@@ -15,7 +15,7 @@ import pyarrow as pa
 from dataserver.dataset.conversion.parquet_samples import image_bytes, with_bytes
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
-from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
 from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.parquet.format import ImageColumn, image_columns_of
@@ -77,7 +77,7 @@ def lance_samples(source: Path, details: str, findings: Findings, media: Media) 
     except DatasetError:
         raise
     except _ERRORS as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_storage(error):
             raise
         number = held["fragment"]
         raise DatasetError(f"{path}, fragment {number}: cannot be read to its end: {_first_line(error)}") from error

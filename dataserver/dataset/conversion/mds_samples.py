@@ -27,7 +27,7 @@ from dataserver.dataset.conversion.mds_values import (
 from dataserver.dataset.conversion.parquet_samples import MAX_LINE_BYTES
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
-from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.pages import unpack
@@ -68,8 +68,8 @@ def mds_samples(path: Path, shard: MdsShard, findings: Findings, media: Media) -
                 yield from rows.members(number, sample)
             hashed.check()
         except (ValueError, OSError, pa.ArrowException) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # storage failed; Arrow's own have no number
+            if is_of_storage(error):
+                raise
             text = str(error)
             raise DatasetError(text if str(path) in text else f"{path}: {text}; copy the dataset again") from error
     rows.report()

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
 from dataserver.dataset.conversion.tar_writer import Members
-from dataserver.dataset.errors import DatasetError, Findings, SampleError
+from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
 from dataserver.dataset.kinds import UNUSABLE_COLUMN
 from dataserver.dataset.machine.memory import usable_memory
 from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, Media, media_of
@@ -59,7 +59,7 @@ def parquet_samples(path: Path, findings: Findings, media: Media) -> Iterator[Me
     except (MemoryError, DatasetError):
         raise
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_storage(error):
             raise
         if isinstance(error, EncryptedError):
             raise DatasetError(f"{path}: {error}") from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dataserver.dataset.errors import Findings
+from dataserver.dataset.errors import Findings, is_of_storage
 from dataserver.dataset.index.joins import PARQUET_SUFFIX, ShardJoins
 from dataserver.dataset.index.rules import IndexRules, MetadataKeys
 from dataserver.dataset.shards.captions import PARQUET
@@ -60,8 +60,8 @@ def _texts_of(path: Path, names: Sequence[str], keys: Sequence[str], match: RowM
     except FileNotFoundError:
         return {}
     except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # a damaged parquet has no errno
+        if is_of_storage(error):
+            raise
         return {}
     texts = {name: zip(keys, columns[name].to_pylist(), strict=True) for name in names if name in columns}
     usable = {name: ((key, usable_caption(value)) for key, value in found) for name, found in texts.items()}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataserver.dataset.errors import DatasetError, Findings
+from dataserver.dataset.errors import DatasetError, Findings, is_of_storage
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.parts import Scalar
 
@@ -38,8 +38,8 @@ def refusing(kind: str, what: str, findings: Findings) -> Iterator[None]:
     except (MemoryError, DatasetError):  # Arrow's is one of its exceptions as well
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # a damaged parquet has no errno, nor has what is no regular file
+        if is_of_storage(error):
+            raise
         findings.add("", kind, f"{what}: {error}")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataserver.audio import AUDIO_SUFFIXES
-from dataserver.dataset.errors import Findings, RefusedShardError, SampleError
+from dataserver.dataset.errors import Findings, RefusedShardError, SampleError, is_of_storage
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.interface import Member, ShardSource
 from dataserver.dataset.shards.modalities import (
@@ -98,13 +98,9 @@ def scan_rows(source: ShardSource, findings: Findings) -> Iterator[Member]:
     except MemoryError:  # Arrow's is one of its exceptions as well
         raise
     except UNREADABLE as error:
-        if _is_of_storage(error):
+        if is_of_storage(error):
             raise
         findings.add("", CORRUPT_PARQUET, f"the rest of the file cannot be read: {error}")
-
-
-def _is_of_storage(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno is not None
 
 
 def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Iterator[Member]:
@@ -135,7 +131,7 @@ def _scan(opened: OpenParquet, source: ShardSource, findings: Findings) -> Itera
     except MemoryError:
         raise
     except UNREADABLE as error:
-        if _is_of_storage(error) or (refusal := _refusal(others, groups[group:])) is None:
+        if is_of_storage(error) or (refusal := _refusal(others, groups[group:])) is None:
             raise
         if number:
             raise RefusedShardError(refusal) from error
