@@ -13,15 +13,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dataserver.dataset.conversion.parquet_samples import image_bytes, with_bytes
-from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
+from dataserver.dataset.conversion.row_samples import RowSamples
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
-from dataserver.dataset.kinds import UNUSABLE_COLUMN
 from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.parquet.format import ImageColumn, image_columns_of
 from dataserver.dataset.shards.parquet.rows import RowColumns
 from dataserver.dataset.shards.parquet.stored import string_bytes
-from dataserver.dataset.shards.row_members import row_members
 from dataserver.dataset.storage.registry import storage_of
 
 BATCH_ROWS: Final = 16
@@ -94,24 +92,16 @@ def _samples(dataset: Any, fragment: Any, findings: Findings, media: Media) -> I
     )
     columns = with_bytes(image_columns_of(scanner.projected_schema, media))
     rows = RowColumns(scanner.projected_schema, {column.name: column.has_path for column in columns}, findings, None)
-    keys: set[str] = set()
-    seen: set[str] = set()
+    samples = RowSamples(columns, findings)
     number = 0
     for batch in scanner.to_batches():
         images = [_images(batch, column, media) for column in columns]
-        for other, *of_row in zip(rows.rows(_without_bytes(batch, columns)), *images, strict=True):
-            seen |= {c.name for c, found in zip(columns, of_row, strict=True) if any(one is not None for one in found)}
-            row = other._replace(key=tar_key(other.key))
-            if sample := tar_sample(
-                [*row_members(number, row, columns, of_row, keys, findings, keeps_documents=True)], findings
-            ):
-                yield sample
+        for row, *of_row in zip(rows.rows(_without_bytes(batch, columns)), *images, strict=True):
+            yield from samples.of(number, row, of_row)
             number += 1
     if number != fragment.count_rows():
         raise ValueError(f"{number} rows, {fragment.count_rows()} were declared")
-    for column in columns:
-        if not (column.is_image or column.name in seen):
-            findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+    samples.report()
 
 
 def _images(batch: pa.RecordBatch, column: ImageColumn, media: Media) -> list[list[bytes | SampleError | None]]:

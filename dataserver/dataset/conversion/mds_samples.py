@@ -25,14 +25,14 @@ from dataserver.dataset.conversion.mds_values import (
     unused_reason,
 )
 from dataserver.dataset.conversion.parquet_samples import MAX_LINE_BYTES
-from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
+from dataserver.dataset.conversion.row_samples import RowSamples
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.pages import unpack
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row, row_members
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_SAMPLES: Final = 1 << 22
@@ -202,10 +202,8 @@ class _Rows:
         texts = {column.name for column in columns if column.is_text}
         self._key = next((name for name in KEY_NAMES if name in texts), None)
         self._caption = next((name for name in CAPTION_NAMES if name in texts), None)
-        self._keys: set[str] = set()
+        self._samples = RowSamples(self._images, findings)
         self._odd: dict[str, str] = {}
-        self._seen: set[str] = set()
-        """Columns that held an image."""
 
     def members(self, number: int, sample: bytes | None) -> Iterator[Members]:
         """Yield the members of one sample, if it becomes any. Raises ValueError where its sizes lie."""
@@ -213,11 +211,7 @@ class _Rows:
             self._findings.add("", "image_too_large", f"sample {number}: over {MAX_LINE_BYTES} bytes")
             return
         values = self._values(number, sample)
-        images: list[list[bytes | SampleError | None]] = []
-        for column in self._images:
-            images.append(found := images_in(column, values.pop(column.name), self._media))
-            if any(image is not None for image in found):
-                self._seen.add(column.name)
+        images = [images_in(column, values.pop(column.name), self._media) for column in self._images]
         document = {
             column.name: value
             for column in self._columns
@@ -227,19 +221,14 @@ class _Rows:
         taken = (None if name is None else document.pop(name, None) for name in (self._key, self._caption))
         key, caption = taken
         text = SampleError("missing_caption", "it has no text") if caption is None else caption.encode()
-        row = Row(tar_key(key), text, document, [None] * len(self._images))
-        members = row_members(number, row, self._images, images, self._keys, self._findings, keeps_documents=True)
-        if found_sample := tar_sample([*members], self._findings):
-            yield found_sample
+        yield from self._samples.of(number, Row(key, text, document, [None] * len(self._images)), images)
 
     def report(self) -> None:
         """Count the columns that nothing was made of, and values that are none."""
         for column in self._columns:
             if not column.is_used:
                 self._findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of {unused_reason(column)}")
-        for column in self._images:
-            if not (column.is_image or column.name in self._seen):
-                self._findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+        self._samples.report()
         for name, detail in self._odd.items():
             self._findings.add("", ODD_VALUES, f"{name}: {detail}")
 

@@ -6,10 +6,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from dataserver.dataset.conversion.tar_samples import tar_key, tar_sample
+from dataserver.dataset.conversion.row_samples import RowSamples
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, is_of_storage
-from dataserver.dataset.kinds import UNUSABLE_COLUMN
 from dataserver.dataset.machine.memory import usable_memory
 from dataserver.dataset.shards.modalities import ENDINGS, IMAGES, Media, media_of
 from dataserver.dataset.shards.parquet.footer import EncryptedError
@@ -23,7 +22,6 @@ from dataserver.dataset.shards.parquet.format import (
 )
 from dataserver.dataset.shards.parquet.rows import OtherColumns
 from dataserver.dataset.shards.parquet.stored import OpenParquet, StoredColumn, open_parquet, string_bytes
-from dataserver.dataset.shards.row_members import row_members
 from dataserver.dataset.storage.registry import storage_of
 
 BATCH_ROWS: Final = 16
@@ -72,21 +70,14 @@ def _samples(opened: OpenParquet, findings: Findings, media: Media) -> Iterator[
     others = OtherColumns(opened, {column.name: column.has_path for column in columns}, findings, None)
     others.check(range(parquet.metadata.num_row_groups))
     images_of = _Images(opened, columns, media)
-    keys, seen = set[str](), set[int]()
+    samples = RowSamples(columns, findings)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         num_rows = parquet.metadata.row_group(group).num_rows
-        for other, images in zip(others.rows(group, num_rows), images_of.rows(group, num_rows), strict=True):
-            seen |= {n for n, found in enumerate(images) if any(one is not None for one in found)}
-            row = other._replace(key=tar_key(other.key))
-            if sample := tar_sample(
-                [*row_members(number, row, columns, images, keys, findings, keeps_documents=True)], findings
-            ):
-                yield sample
+        for row, images in zip(others.rows(group, num_rows), images_of.rows(group, num_rows), strict=True):
+            yield from samples.of(number, row, images)
             number += 1
-    for position, column in enumerate(columns):
-        if not (column.is_image or position in seen):
-            findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of bytes that are no images")
+    samples.report()
 
 
 class _Images:
