@@ -10,8 +10,7 @@ from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.shards.external import ExternalFiles
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
-from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, MAX_TEXT_BYTES
 from dataserver.dataset.shards.modalities import ALL_MEDIA, IMAGES, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem, split_at_last_dot, split_name
 from dataserver.dataset.storage.registry import storage_of

@@ -13,8 +13,7 @@ from PIL import Image
 
 from dataserver.dataset.errors import DatasetError, SampleError
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
-from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_value
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, parse_value
 from dataserver.dataset.shards.modalities import IMAGES, Media, media_of
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES, MUST_BE_IMAGES, ending_of
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from dataserver.audio import audio_format_of
 from dataserver.dataset.conversion.tar_writer import Members
 from dataserver.dataset.errors import Findings, SampleError
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.modalities import ALL_MEDIA, AUDIO, ENDINGS, IMAGES, VIDEO, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem
 from dataserver.images import sniff_format

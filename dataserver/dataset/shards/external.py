@@ -16,7 +16,7 @@ from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, TarError
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.modalities import IMAGES, ONLY_IMAGES, Media, StoredModality, media_of
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart
 from dataserver.dataset.shards.tar import scan_members
@@ -111,7 +111,13 @@ class ExternalFiles:
         return found_tar
 
     def image(self, content: bytes, part: ExternalPart, expected: StoredModality = IMAGES) -> ImagePart:
-        """Read what an external file is, and note it as a part of the shard."""
+        """Read what an external file is, and note it as a part of the shard.
+
+        What begins as no image, clip or video is refused in the words of `expected`.
+
+        Raises:
+            SampleError: it cannot be used, or there are too many.
+        """
         try:
             found = (media_of(content, self._media) or expected).read(content, self._next_address)
         except SampleError as error:
@@ -124,13 +130,17 @@ class ExternalFiles:
         return found
 
     def note_read(self, part: ExternalPart) -> None:
-        """Note a file that was read and is no image of the shard, so that it is read again when it changes."""
+        """Note a file that was read and is no image of the shard, so that it is read again when it changes.
+
+        Raises:
+            SampleError: there are too many files.
+        """
         if len(self.parts) >= MAX_EXTERNAL:
             raise SampleError("missing_image", f"beyond the {MAX_EXTERNAL} files of one shard; split it")
         self.parts.append(part._replace(length=0))
 
     def note_unusable(self, name: str) -> None:
-        """Note a file that cannot be used, so that an index is made again once it has changed."""
+        """Note a file that cannot be used, so that an index is made again once it has changed. Raises OSError."""
         file_name = _split(name)[0]
         state = file_state(self.root, file_name)
         if len(self.parts) < MAX_EXTERNAL:

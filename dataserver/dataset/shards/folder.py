@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, ShardSource
-from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.interface import ShardSource
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Member
 from dataserver.dataset.shards.modalities import IMAGES, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem
 from dataserver.dataset.storage.folder import LISTING_NAME, is_media

@@ -5,9 +5,8 @@ from typing import Any, Final
 
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_MEMBER
-from dataserver.dataset.shards.interface import Member
 from dataserver.dataset.shards.media_members import claimed, media_member
-from dataserver.dataset.shards.members import caught, decode_text, parse_json
+from dataserver.dataset.shards.members import Member, caught, decode_text, parse_json
 from dataserver.dataset.shards.modalities import IMAGES, StoredModality
 from dataserver.dataset.shards.parts import ImagePart
 from dataserver.dataset.shards.sample_rules import SampleRules

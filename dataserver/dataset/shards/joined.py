@@ -14,9 +14,9 @@ from dataserver.dataset.errors import DatasetError, Findings, SampleError
 from dataserver.dataset.kinds import DUPLICATE_MEMBER, ROW_WITHOUT_SAMPLE, SAMPLE_WITHOUT_ROW, UNUSED_PART
 from dataserver.dataset.shards.formats import format_of
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.interface import Member, ShardSource, Split
+from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.media_members import claimed, media_member
-from dataserver.dataset.shards.members import caught
+from dataserver.dataset.shards.members import Member, Split, caught
 from dataserver.dataset.shards.modalities import ONLY_IMAGES, Media
 from dataserver.dataset.shards.parquet_columns import parquet_columns
 from dataserver.dataset.shards.parts import ImagePart, JoinedFile

@@ -1,7 +1,7 @@
 """Which members of a shard are media, and what an index holds of them."""
 
 from dataserver.dataset.errors import SampleError
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.modalities import MODALITIES, Media, StoredModality, modality_of_part
 from dataserver.dataset.shards.parts import ImagePart
 

@@ -1,19 +1,41 @@
-"""What single members of a tar hold: texts and JSON."""
+"""The members of a shard, and what single ones hold: texts and JSON."""
 
 import codecs
 import json
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.kinds import BAD_JSON, NEEDS_SPECIAL_MEMBER
-from dataserver.dataset.shards.interface import Member
 
+MAX_MEMBER_BYTES: Final = 64 << 20
+"""A larger member is skipped unread (but hashed)."""
 MAX_TEXT_BYTES: Final = 4 << 20
 """Limit of one .txt or .json member, and so of all texts of one sample."""
 
 BYTE_ORDER_MARK: Final = "\ufeff"
 Parsed = TypeVar("Parsed")
+
+
+class Member(NamedTuple):
+    """One member of a shard; `content` is None where `length` exceeds `MAX_MEMBER_BYTES`, and where it is special."""
+
+    name: str
+    offset: int
+    length: int
+    content: bytes | None
+    special: bool = False
+    """Whether it is no regular file: its sample does without it, or is left out."""
+    key: str | None = None
+    """Key of the sample, where the format has keys; `name` is what follows it. Else it is a part of the name."""
+    parsed: Any = None
+    """What the member says, where the format reads that itself: an ImagePart, a dictionary, or a SampleError."""
+    modality: int = 0
+    """Number of the modality that it must be of, whatever its name and content say; 0 where these decide."""
+
+
+Split = Callable[[str], tuple[str, str] | None]
+"""Splits a member name into key and extension; None where there is no key."""
 
 
 def caught(parse: Callable[[Member], Parsed], member: Member) -> Parsed | SampleError:

@@ -14,8 +14,7 @@ from dataserver.dataset.shards.conversations import (
     turns_of,
 )
 from dataserver.dataset.shards.documents import IMAGES_NAME, SENTENCES_NAME, TEXTS_NAME, image_order, is_numbered
-from dataserver.dataset.shards.interface import Member
-from dataserver.dataset.shards.members import MAX_TEXT_BYTES, parse_document
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES, Member, parse_document
 from dataserver.dataset.shards.modalities import AUDIO, ENDINGS, IMAGES, MODALITIES, VIDEO, modality_of_part
 from dataserver.dataset.shards.parts import ImagePart, Value
 from dataserver.dataset.shards.tar import name_problem

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dataserver.dataset.shards.captions import CaptionSource
-from dataserver.dataset.shards.interface import Split
+from dataserver.dataset.shards.members import Split
 from dataserver.dataset.shards.modalities import AUDIO, ONLY_IMAGES, VIDEO, Media
 from dataserver.dataset.shards.tar import split_at_last_dot, split_name
 

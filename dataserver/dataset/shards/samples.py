@@ -33,8 +33,7 @@ from dataserver.dataset.shards.conversations import (
 )
 from dataserver.dataset.shards.documents import TEXTS_NAME, document_lists
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS, Group, add_member
-from dataserver.dataset.shards.interface import Member
-from dataserver.dataset.shards.members import BYTE_ORDER_MARK, usable_caption
+from dataserver.dataset.shards.members import BYTE_ORDER_MARK, Member, usable_caption
 from dataserver.dataset.shards.modalities import AUDIO, MODALITIES, VIDEO, StoredModality
 from dataserver.dataset.shards.parts import IMAGE, TEXT, ImagePart, Scalar
 from dataserver.dataset.shards.sample_rules import SampleRules

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dataserver.dataset.errors import Findings, TarError, is_safe
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member, ShardSource, Split
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, Member, Split
 
 BLOCK = 512
 
@@ -67,20 +67,6 @@ class _Extensions:
     sparse: bool = False
     known: bool = True
     """Whether all extension headers were read. Where one was too large, the member's name may be another one."""
-
-
-class TarFormat:
-    """Shards as img2dataset and webdataset write them, with a parquet beside each or none."""
-
-    suffix = ".tar"
-    sidecar_suffix = ".parquet"
-    has_external = False
-    is_sought = True
-    reads_parts = False
-
-    def scan(self, source: ShardSource, findings: Findings) -> Iterator[Member]:
-        """Yield the members of a tar, as `scan_members` finds them."""
-        return scan_members(source.reader, findings, source.split)
 
 
 def scan_members(reader: HashingReader, findings: Findings, split: Split | None = None) -> Iterator[Member]:

@@ -18,7 +18,7 @@ from dataserver.dataset import AudioMembers, Conversations, Dataset, DatasetErro
 from dataserver.dataset.conversion.convert import convert
 from dataserver.dataset.conversion.tar_samples import tar_sample
 from dataserver.dataset.errors import Findings
-from dataserver.dataset.shards.interface import Member
+from dataserver.dataset.shards.members import Member
 
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 pytest.importorskip("av", reason="the extra video is not installed")

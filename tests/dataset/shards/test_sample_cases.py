@@ -11,8 +11,7 @@ from shards import make_image
 
 from dataserver.dataset.errors import Findings, TarError
 from dataserver.dataset.shards.groups import MAX_SAMPLE_MEMBERS
-from dataserver.dataset.shards.interface import Member
-from dataserver.dataset.shards.members import MAX_TEXT_BYTES
+from dataserver.dataset.shards.members import MAX_TEXT_BYTES, Member
 from dataserver.dataset.shards.samples import MAX_SCALARS, ImagePart, Sample, read_samples
 from dataserver.images import IMAGE_SUFFIXES
 

@@ -17,7 +17,7 @@ from shards import write_pairs
 
 from dataserver.dataset.errors import Findings, TarError
 from dataserver.dataset.shards.hashing import READ_CHUNK_BYTES, HashingReader
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES, Member
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, Member
 from dataserver.dataset.shards.tar import (
     BLOCK,
     MAX_EXTENSION_BYTES,

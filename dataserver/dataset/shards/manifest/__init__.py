@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from dataserver.dataset.errors import Findings
-from dataserver.dataset.shards.interface import Member, ShardSource
+from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.manifest.objects import json_elements, json_lines
 from dataserver.dataset.shards.manifest.samples import scan_objects
+from dataserver.dataset.shards.members import Member
 
 
 class ManifestFormat:

@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
 from dataserver.dataset.shards.documents import with_lists
-from dataserver.dataset.shards.external import is_gone
-from dataserver.dataset.shards.interface import ImageFiles, Member, ShardSource
+from dataserver.dataset.shards.external import ExternalFiles, is_gone
+from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.manifest.objects import Found
+from dataserver.dataset.shards.members import Member
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media, StoredModality
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart, Value
 from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, KEY_NAMES, Row, row_members
@@ -100,7 +101,7 @@ def object_members(
     yield from row_members(number, row, columns, values, keys, findings, are_chats, keeps_documents)
 
 
-def _taking(files: ImageFiles, modality: StoredModality) -> Callable[[bytes, ExternalPart], ImagePart]:
+def _taking(files: ExternalFiles, modality: StoredModality) -> Callable[[bytes, ExternalPart], ImagePart]:
     """What takes a file that an object names as one of a modality."""
     return lambda content, part: files.image(content, part, modality)
 
@@ -132,7 +133,7 @@ def checked_name(name: object) -> str:
 
 
 def load_image(
-    files: ImageFiles,
+    files: ExternalFiles,
     name: object,
     take: Callable[[bytes, ExternalPart], Taken],
     expected: StoredModality = IMAGES,

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from dataserver.dataset.errors import Findings
-from dataserver.dataset.shards.interface import Member, ShardSource
+from dataserver.dataset.shards.interface import ShardSource
+from dataserver.dataset.shards.members import Member
 
 
 class ParquetFormat:

@@ -14,7 +14,7 @@ import numpy as np
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT
 from dataserver.dataset.shards.hashing import HashingReader
-from dataserver.dataset.shards.interface import MAX_MEMBER_BYTES
+from dataserver.dataset.shards.members import MAX_MEMBER_BYTES
 from dataserver.dataset.shards.pages import (
     CODECS,
     FRAGMENT,

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import Findings, RefusedShardError, SampleError, is_of_storage
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, ODD_VALUES, UNUSABLE_COLUMN
-from dataserver.dataset.shards.interface import Member, ShardSource
+from dataserver.dataset.shards.interface import ShardSource
+from dataserver.dataset.shards.members import Member
 from dataserver.dataset.shards.modalities import (
     AUDIO,
     ENDINGS,
