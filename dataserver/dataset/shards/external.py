@@ -192,26 +192,26 @@ class ExternalTable:
 
     def changed_text(self) -> Path | None:
         """The first text with another content than when it was read. Raises OSError."""
-        for part in self.parts:
-            if part.length == 0 and part.crc32c:
-                path = self.root / part.name
-                storage = storage_of(path)
-                try:
-                    storage.check(self.root, part.name)
-                    size = storage.etag(str(path)).num_bytes
-                    is_same = size == part.file_bytes
-                    if is_same:
-                        (content,) = storage.ranges(path).read([(0, size)])
-                        is_same = crc32c_of(content) == part.crc32c
-                except DatasetError:  # behind a link by now
-                    is_same = False
-                except OSError as error:
-                    if not is_gone(error):
-                        raise
-                    is_same = False
-                if not is_same:
-                    return path
-        return None
+        texts = (part for part in self.parts if part.length == 0 and part.crc32c)
+        return next((self.root / part.name for part in texts if not self._is_as_read(part)), None)
+
+    def _is_as_read(self, part: ExternalPart) -> bool:
+        """Whether a file has the content that was read. Raises OSError."""
+        path = self.root / part.name
+        storage = storage_of(path)
+        try:
+            storage.check(self.root, part.name)
+            size = storage.etag(str(path)).num_bytes
+            if size != part.file_bytes:
+                return False
+            (content,) = storage.ranges(path).read([(0, size)])
+        except DatasetError:  # behind a link by now
+            return False
+        except OSError as error:
+            if not is_gone(error):
+                raise
+            return False
+        return crc32c_of(content) == part.crc32c
 
     def changed_file(self) -> Path | None:
         """The first file that is not as it was when its images were read, by size and times. Raises OSError."""
