@@ -8,7 +8,7 @@ decoder's (`assembly/decoders.py`).
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,11 @@ from dataserver.audio import (
 )
 from dataserver.dataset.errors import SampleError
 from dataserver.dataset.shards.parts import ImagePart
+from dataserver.header_error import HeaderError
 from dataserver.images import (
     FORMAT_NAMES,
     IMAGE_SUFFIXES,
     MAX_IMAGE_PIXELS,
-    ImageHeaderError,
     read_header,
     sniff_format,
 )
@@ -44,7 +44,6 @@ from dataserver.video import (
     TEXT_SUFFIXES,
     VIDEO_FORMAT_NAMES,
     VIDEO_SUFFIXES,
-    VideoHeaderError,
     is_text,
     read_sound_header,
     read_video_header,
@@ -52,6 +51,7 @@ from dataserver.video import (
 )
 
 Columns = Mapping[str, npt.NDArray[Any]]
+Header = TypeVar("Header")
 _FIRST_FORMATS: Final = (0, 128, 192)
 """Numbers of the formats of a modality in an index begin with these, in the order of modalities."""
 
@@ -96,22 +96,22 @@ class StoredModality:
         return suffix in self.suffixes and not (suffix in TEXT_SUFFIXES and content is not None and is_text(content))
 
 
-def _read_image(content: bytes, offset: int) -> ImagePart:
+def _header(read: Callable[[bytes], Header], content: bytes) -> Header:
     try:
-        header = read_header(content)
-    except ImageHeaderError as error:
+        return read(content)
+    except HeaderError as error:
         raise SampleError(error.kind, error.detail) from error
+
+
+def _read_image(content: bytes, offset: int) -> ImagePart:
+    header = _header(read_header, content)
     return ImagePart(
         offset, len(content), header.width, header.height, header.orientation, FORMAT_NAMES.index(header.format)
     )
 
 
 def _read_clip(content: bytes, offset: int) -> ImagePart:
-    try:
-        header = read_audio_header(content)
-    except AudioHeaderError as error:
-        raise SampleError(error.kind, error.detail) from error
-    return _clip_part(header, content, offset)
+    return _clip_part(_header(read_audio_header, content), content, offset)
 
 
 def _clip_part(header: AudioHeader, content: bytes, offset: int) -> ImagePart:
@@ -120,10 +120,7 @@ def _clip_part(header: AudioHeader, content: bytes, offset: int) -> ImagePart:
 
 
 def _read_video(content: bytes, offset: int) -> ImagePart:
-    try:
-        header = read_video_header(content)
-    except VideoHeaderError as error:
-        raise SampleError(error.kind, error.detail) from error
+    header = _header(read_video_header, content)
     number = _FIRST_FORMATS[VIDEO.number] + VIDEO_FORMAT_NAMES.index(header.format)
     size = header.width, header.height, header.orientation
     return ImagePart(offset, len(content), *size, number, header.frames, header.microseconds)
