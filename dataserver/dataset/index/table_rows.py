@@ -13,7 +13,7 @@ from dataserver.dataset.index.format import IndexHeader, read_columns, read_find
 from dataserver.dataset.kinds import ROW_WITHOUT_SAMPLE
 from dataserver.dataset.shards.listing import ShardFile
 from dataserver.dataset.shards.parquet_columns import MAX_SIDECAR_ROWS, RUN_ROWS, keys_and_failures
-from dataserver.dataset.shards.row_match import RowMatch
+from dataserver.dataset.shards.row_match import RowMatch, repeated_keys
 
 
 def lost_rows(
@@ -76,7 +76,7 @@ class _Search:
         self._served = served
         self._starts = starts
         self._left_out = pa.array(self._match.form(sorted(left_out)), pa.large_string())
-        self._doubled = _doubled(served)
+        self._repeated = repeated_keys(served)
         # by last part, keys must be compared with all others of their file: `parquet_columns` refused any longer one
         self._max_rows = MAX_SIDECAR_ROWS if by_last_part else RUN_ROWS
 
@@ -120,7 +120,7 @@ class _Search:
 
     def _check_one_shard(self, path: Path, rows: pa.LargeStringArray) -> None:
         """Raise DatasetError if a row belongs to samples of several shards."""
-        hit = self._doubled.filter(pc.is_in(self._doubled, value_set=rows, skip_nulls=True))
+        hit = self._repeated.filter(pc.is_in(self._repeated, value_set=rows, skip_nulls=True))
         if not len(hit):
             return
         key = hit[0]
@@ -139,12 +139,3 @@ def _noted_again(samples: npt.NDArray[np.int32], has_row: npt.NDArray[np.bool_])
     is_again[firsts] = has_row[fresh]
     has_row[fresh] = True
     return samples[is_again]
-
-
-def _doubled(keys: pa.LargeStringArray) -> pa.LargeStringArray:
-    """The keys that come more than once."""
-    present = keys.drop_null()
-    if pc.count_distinct(present).as_py() == len(present):
-        return present.slice(0, 0)
-    counts = present.value_counts()
-    return counts.field("values").filter(pc.greater(counts.field("counts"), 1))

@@ -95,10 +95,18 @@ def report_repeated(known: pa.Array, name: str, findings: Findings) -> None:
     """Count rows whose key an earlier row has."""
     keys = known.drop_null()
     if count := len(keys) - pc.count_distinct(keys).as_py():
-        counts = keys.value_counts()
-        first = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0].as_py()
+        first = repeated_keys(keys)[0].as_py()
         detail = f"{count} of {len(known)} rows of {name} repeat the key of an earlier row, which counts, the first is"
         findings.add("", ROW_WITHOUT_SAMPLE, f"{detail} {first!a}")
+
+
+def repeated_keys(known: pa.Array) -> pa.Array:
+    """The keys that come more than once, each once."""
+    keys = known.drop_null()
+    if pc.count_distinct(keys).as_py() == len(keys):
+        return keys.slice(0, 0)
+    counts = keys.value_counts()
+    return counts.field("values").filter(pc.greater(counts.field("counts"), 1))
 
 
 def _last_part(key: str) -> str:
