@@ -8,7 +8,7 @@ import tyro
 from dataserver.cli.arguments import MaybeInt, MaybePath
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.ray_cluster import tasks_of
-from dataserver.dataset import KINDS, AudioMembers, VideoMembers, location, printable
+from dataserver.dataset import KINDS, MediaMembers, location, printable
 from dataserver.dataset import convert as convert_dataset
 
 _MOST_SHOWN = 3
@@ -21,8 +21,8 @@ def convert(
     workers: MaybeInt = None,
     engine: Literal["local", "ray"] = "local",
     images_root: MaybePath = None,
-    audio: AudioMembers = AudioMembers.SERVE,
-    video: VideoMembers = VideoMembers.SERVE,
+    audio: MediaMembers = MediaMembers.SERVE,
+    video: MediaMembers = MediaMembers.SERVE,
 ) -> None:
     """Rewrite a dataset as plain tars, which cost least to read.
 

@@ -17,12 +17,12 @@ from dataserver.dataset import (
     KINDS,
     OWN,
     WHOLE,
-    AudioMembers,
     Conversations,
     Dataset,
     Engine,
     IndexRules,
     KeyEnd,
+    MediaMembers,
     MetadataKeys,
     MissingImages,
     OnTokenError,
@@ -30,8 +30,6 @@ from dataserver.dataset import (
     SeveralImages,
     TextOnly,
     TruncatedImages,
-    VideoMembers,
-    VideoSound,
     build_index,
     count_chats,
     count_tokens,
@@ -63,11 +61,11 @@ def _rules(
         tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
     ] = (),
     images_root: MaybePath = None,
-    audio: AudioMembers = AudioMembers.IGNORE,
+    audio: MediaMembers = MediaMembers.IGNORE,
     conversations: Conversations = Conversations.DOCUMENT,
-    video: VideoMembers = VideoMembers.IGNORE,
+    video: MediaMembers = MediaMembers.IGNORE,
     missing_images: MissingImages = MissingImages.LEAVE_OUT,
-    video_sound: VideoSound = VideoSound.IGNORE,
+    video_sound: MediaMembers = MediaMembers.IGNORE,
 ) -> IndexRules:
     """What becomes a sample, and of what.
 
@@ -158,12 +156,12 @@ def index(
     if BYTES in tokenizer or not tokenizers:
         tokenizers.append(load_tokenizer(BYTES))
     is_chat = rules.conversations is Conversations.CHAT
-    served = {"audio": rules.audio is AudioMembers.SERVE, "video": rules.video is VideoMembers.SERVE}
+    served = {"audio": rules.audio is MediaMembers.SERVE, "video": rules.video is MediaMembers.SERVE}
     if served["audio"]:
         require_audio()
     if served["video"]:
         require_video()
-    if rules.video_sound is VideoSound.SERVE:
+    if rules.video_sound is MediaMembers.SERVE:
         require_sound()
     media = [kind for kind, is_served in served.items() if is_served]
     chats = [open_chat(found, media) for found in tokenizers if found.name != BYTES] if is_chat else []

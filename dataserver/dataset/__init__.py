@@ -31,18 +31,16 @@ from dataserver.dataset.index.chat_tokens import chat_key, count_chats
 from dataserver.dataset.index.derived import DerivedColumns, derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
-    AudioMembers,
     Conversations,
     IndexRules,
     KeyEnd,
+    MediaMembers,
     MetadataKeys,
     MissingImages,
     OnTokenError,
     SeveralImages,
     TextOnly,
     TruncatedImages,
-    VideoMembers,
-    VideoSound,
 )
 from dataserver.dataset.index.text_transforms import TransformingTokenizer
 from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
@@ -102,7 +100,6 @@ __all__ = [
     "WHOLE",
     "Array",
     "ArraysError",
-    "AudioMembers",
     "BlockCounts",
     "BlockFiles",
     "BlockKey",
@@ -134,6 +131,7 @@ __all__ = [
     "KeyEnd",
     "LintReport",
     "LruCache",
+    "MediaMembers",
     "Memory",
     "MetadataKeys",
     "MissingImages",
@@ -160,8 +158,6 @@ __all__ = [
     "TokensReport",
     "TransformingTokenizer",
     "TruncatedImages",
-    "VideoMembers",
-    "VideoSound",
     "build_index",
     "cannot_read",
     "chat_key",

@@ -14,12 +14,12 @@ import soundfile
 from numpy.typing import NDArray
 
 from dataserver.assembly.decoders import DECODERS, Item
-from dataserver.dataset import AudioMembers, Dataset, ImageRef, IndexRules, VideoMembers, VideoSound, build_index
+from dataserver.dataset import Dataset, ImageRef, IndexRules, MediaMembers, build_index
 from dataserver.planning.job.fields import Sizing, served_frames
 from dataserver.planning.stream.item_sizes import VideoLengths, audio_sizing, item_grids, video_sizing
 
-RULES: Final = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
-HEARD: Final = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE, video_sound=VideoSound.SERVE)
+RULES: Final = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE)
+HEARD: Final = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE, video_sound=MediaMembers.SERVE)
 """Rules that also make a clip of the sound of each video."""
 Array = NDArray[Any]
 

@@ -9,10 +9,10 @@ from audio.clips import clip
 from shards import make_image, write_tar
 
 from dataserver.assembly import load_tokenizer
-from dataserver.dataset import AudioMembers, IndexRules, build_index, count_tokens
+from dataserver.dataset import IndexRules, MediaMembers, build_index, count_tokens
 
 FORMATS = ("wav", "flac", "mp3")
-SERVED = IndexRules(audio=AudioMembers.SERVE)
+SERVED = IndexRules(audio=MediaMembers.SERVE)
 
 
 def members(count: int, shard: int) -> Iterator[tuple[str, bytes]]:

@@ -15,10 +15,10 @@ from dataserver.cli.index import index
 from dataserver.cli.lint import lint
 from dataserver.cli.sizes import LengthFlags, sizes
 from dataserver.dataset import (
-    AudioMembers,
     Conversations,
     Dataset,
     IndexRules,
+    MediaMembers,
     Quarantine,
     TokensMissingError,
     build_index,
@@ -188,7 +188,7 @@ def test_an_index_with_clips_has_the_template_that_its_jobs_have(tmp_path: Path)
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
     write_tar(tmp_path / "0.tar", [("a.json", json.dumps({"messages": SHORT}).encode())])
     files = write_chat_folder(tmp_path / "q", "Qwen2VLProcessor")
-    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    rules = IndexRules(conversations=Conversations.CHAT, audio=MediaMembers.SERVE)
     index((tmp_path,), rules, tokenizer=(f"qwen={files}",))
     dataset, tokenizer = Dataset.open(tmp_path), load_tokenizer("qwen", files)
     data = json.loads(write_job(tmp_path / "job.json").read_text())["stream"]

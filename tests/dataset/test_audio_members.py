@@ -13,7 +13,7 @@ from audio.datasets import SERVED
 from shards import make_image, write_tar
 
 from dataserver.assembly import fault_of
-from dataserver.dataset import AudioMembers, Dataset, build_index, lint
+from dataserver.dataset import Dataset, MediaMembers, build_index, lint
 from dataserver.dataset.index.rules import IndexRules, written_rules
 from dataserver.planning.stream.samples import AUDIO
 
@@ -96,7 +96,7 @@ def test_without_the_rule_clips_are_one_finding_and_change_nothing_else(tmp_path
     )
     assert [ignored.shards[0].parts(row).kinds for row in range(2)] == [(0,), (0,)]
     assert not ignored.shards[0].may_have_audio
-    assert "audio" not in written_rules("alone", IndexRules(audio=AudioMembers.IGNORE))
+    assert "audio" not in written_rules("alone", IndexRules(audio=MediaMembers.IGNORE))
     served = opened(tmp_path / "served", members)
     assert served.fingerprint != ignored.fingerprint
     assert served.shards[0].may_have_audio

@@ -10,14 +10,14 @@ from audio.clips import clip
 from shards import make_image, write_tar
 from video.clips import video
 
-from dataserver.dataset import AudioMembers, Dataset, FilterError, VideoMembers, build_index, compile_filter
+from dataserver.dataset import Dataset, FilterError, MediaMembers, build_index, compile_filter
 from dataserver.dataset.index.derived import DerivedColumns
 from dataserver.dataset.index.rules import IndexRules
 
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 pytest.importorskip("av", reason="the extra video is not installed")
 JPEG = make_image(np.random.default_rng(0), 40, 30)
-BOTH = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
+BOTH = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE)
 MEMBERS = [
     ("a.1.flac", clip(0.5, "flac", 22_050, 2)), ("a.2.wav", clip(2)), ("a.jpg", JPEG), ("a.txt", b"two clips"),
     ("b.mp4", video("h264", 12)), ("b.txt", b"1.2 s"),
@@ -68,7 +68,7 @@ def test_samples_without_a_clip_are_counted_as_dropped_for_a_null(folder: Path) 
 
 def test_a_dataset_without_clips_or_videos_refuses_them_by_name(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", MEMBERS)
-    build_index(tmp_path, workers=1, rules=IndexRules(video=VideoMembers.SERVE))
+    build_index(tmp_path, workers=1, rules=IndexRules(video=MediaMembers.SERVE))
     shards = Dataset.open(tmp_path).shards
     assert left_of(tmp_path, "videos == 0 and width > 1") == "ac"
     with pytest.raises(FilterError, match="'clips', which no shard has; index with --audio serve to have it; the col"):
@@ -84,7 +84,7 @@ def test_a_column_of_the_same_name_stands_for_them_in_all_shards(tmp_path: Path)
     write_tar(tmp_path / "0.tar", texts)
     write_tar(tmp_path / "1.tar", [*texts, ("c.wav", clip(0.1)), ("c.txt", b"more")])
     pq.write_table(pa.table({"key": ["a", "b"], "clips": ["none", None]}), tmp_path / "0.parquet")
-    build_index(tmp_path, workers=1, rules=IndexRules(audio=AudioMembers.SERVE))
+    build_index(tmp_path, workers=1, rules=IndexRules(audio=MediaMembers.SERVE))
     assert left_of(tmp_path, "clips == 'none'") == "a"
     assert left_of(tmp_path, "longest_clip_seconds > 0") == "bbc"
     first, second = Dataset.open(tmp_path).shards

@@ -12,7 +12,7 @@ from video.clips import video
 from video.datasets import SERVED
 
 from dataserver.assembly import fault_of
-from dataserver.dataset import AudioMembers, Dataset, VideoMembers, build_index, lint
+from dataserver.dataset import Dataset, MediaMembers, build_index, lint
 from dataserver.dataset.index.rules import IndexRules
 from dataserver.planning.stream.samples import VIDEO
 from dataserver.video import video_format_of
@@ -113,7 +113,7 @@ def test_without_the_rule_videos_are_one_finding_and_change_nothing_else(tmp_pat
 
 def test_webm_is_a_video_where_both_are_served(tmp_path: Path) -> None:
     pytest.importorskip("soundfile", reason="the extra audio is not installed")
-    rules = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
+    rules = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE)
     dataset = opened(tmp_path, [("a.webm", video("vp9", 2)), ("a.txt", b"text")], rules)
     assert dataset.shards[0].image(0, 0).modality == VIDEO
 

@@ -16,7 +16,7 @@ from video.heard import HEARD
 from video.sounds import damaged, video_with_sound
 
 from dataserver.assembly import fault_of
-from dataserver.dataset import Conversations, Dataset, VideoMembers, VideoSound, build_index, lint
+from dataserver.dataset import Conversations, Dataset, MediaMembers, build_index, lint
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.index.flags import flags_of
 from dataserver.dataset.index.rules import IndexRules
@@ -129,9 +129,9 @@ def test_without_the_rule_nothing_changes(tmp_path: Path) -> None:
 
 def test_rules_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(DatasetError, match="add --video serve"):
-        IndexRules(video_sound=VideoSound.SERVE)
+        IndexRules(video_sound=MediaMembers.SERVE)
     with pytest.raises(DatasetError, match="do not go together"):
-        IndexRules(video=VideoMembers.SERVE, video_sound=VideoSound.SERVE, conversations=Conversations.CHAT)
+        IndexRules(video=MediaMembers.SERVE, video_sound=MediaMembers.SERVE, conversations=Conversations.CHAT)
 
 
 def test_filters_count_sound_among_the_clips(tmp_path: Path) -> None:

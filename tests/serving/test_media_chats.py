@@ -15,7 +15,7 @@ from video.clips import video
 from video.jobs import video_job
 
 from dataserver.assembly import load_tokenizer, open_chat, video_timestamps
-from dataserver.dataset import Conversations, Dataset, IndexRules, VideoMembers, build_index, count_chats
+from dataserver.dataset import Conversations, Dataset, IndexRules, MediaMembers, build_index, count_chats
 from dataserver.jobs import Catalog, FillingError, JobPlanner, fill_job
 from dataserver.planning.job.identity import parse_job
 
@@ -52,7 +52,7 @@ def write(folder: Path, tokenizer: Path) -> None:
             messages[1]["content"] = "two <video> <video>"
         members.append((f"{number}.json", json.dumps({"messages": messages}).encode()))
     write_tar(folder / "0.tar", members)
-    build_index(folder, workers=1, rules=IndexRules(conversations=Conversations.CHAT, video=VideoMembers.SERVE))
+    build_index(folder, workers=1, rules=IndexRules(conversations=Conversations.CHAT, video=MediaMembers.SERVE))
     chat = open_chat(load_tokenizer("qwen", tokenizer))
     assert count_chats(folder, chat).num_failed == 0
     chat.close()

@@ -9,9 +9,9 @@ from shards import make_image, write_tar
 from video.clips import video
 
 from dataserver.assembly import load_tokenizer
-from dataserver.dataset import IndexRules, VideoMembers, build_index, count_tokens
+from dataserver.dataset import IndexRules, MediaMembers, build_index, count_tokens
 
-SERVED = IndexRules(video=VideoMembers.SERVE)
+SERVED = IndexRules(video=MediaMembers.SERVE)
 SUFFIXES = {"h264": "mp4", "mpeg4": "mov", "vp9": "webm"}
 
 

@@ -11,9 +11,9 @@ from video.clips import video
 from video.sounds import video_with_sound
 
 from dataserver.assembly import load_tokenizer
-from dataserver.dataset import AudioMembers, IndexRules, VideoMembers, VideoSound, build_index, count_tokens
+from dataserver.dataset import IndexRules, MediaMembers, build_index, count_tokens
 
-HEARD = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE, video_sound=VideoSound.SERVE)
+HEARD = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE, video_sound=MediaMembers.SERVE)
 
 
 def members(count: int, shard: int) -> Iterator[tuple[str, bytes]]:

@@ -29,7 +29,7 @@ from dataserver.dataset.conversion.sources import (
 from dataserver.dataset.errors import DatasetError, Finding, Findings
 from dataserver.dataset.index.format import atomic_writer
 from dataserver.dataset.index.notes import write_note
-from dataserver.dataset.index.rules import AudioMembers, VideoMembers
+from dataserver.dataset.index.rules import MediaMembers
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
 from dataserver.dataset.shards.external import ExternalFiles, file_state
@@ -109,8 +109,8 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
     images_root: Path | None = None,
-    audio: AudioMembers = AudioMembers.SERVE,
-    video: VideoMembers = VideoMembers.SERVE,
+    audio: MediaMembers = MediaMembers.SERVE,
+    video: MediaMembers = MediaMembers.SERVE,
 ) -> ConversionReport:
     """Rewrite a dataset as plain tars; tars and their sidecars are copied.
 
@@ -132,7 +132,7 @@ def convert(
     if engine is not None:  # its tasks run in other folders
         source, target = source if isinstance(source, Url) else source.absolute(), target.absolute()
         images_root = images_root if images_root is None or isinstance(images_root, Url) else images_root.absolute()
-    served = {"audio": audio is AudioMembers.SERVE, "video": video is VideoMembers.SERVE}
+    served = {"audio": audio is MediaMembers.SERVE, "video": video is MediaMembers.SERVE}
     ignored = [name for name, is_served in served.items() if not is_served]
     try:
         files, passed_over = find_sources(source)

@@ -80,30 +80,13 @@ class MissingImages(StrEnum):
     """It is served without that image; texts beside it stay texts of their own."""
 
 
-class AudioMembers(StrEnum):
-    """What becomes of members that are audio."""
+class MediaMembers(StrEnum):
+    """What becomes of members that are audio, of those that are videos, or of the sound of videos that are served."""
 
     IGNORE = "ignore"
-    """Audio is a member like any other that is neither image nor text."""
+    """Such a member is one like any other that is neither image nor text."""
     SERVE = "serve"
-    """They are parts of their samples, as images are."""
-
-
-class VideoMembers(StrEnum):
-    """What becomes of members that are videos."""
-
-    IGNORE = "ignore"
-    """A video is a member like any other that is neither image nor text."""
-    SERVE = "serve"
-    """They are parts of their samples, as images are."""
-
-
-class VideoSound(StrEnum):
-    """What becomes of the sound of videos that are served."""
-
-    IGNORE = "ignore"
-    SERVE = "serve"
-    """It is a clip of the sample, directly behind its video. A video without sound has none."""
+    """They are parts of their samples, as images are; sound is a clip directly behind its video, if it has any."""
 
 
 class Conversations(StrEnum):
@@ -136,17 +119,17 @@ class IndexRules:
     for, and the fingerprint has what they hold."""
     images: frozenset[str] = frozenset()
     """Members that images may be; all where it is empty."""
-    audio: AudioMembers = AudioMembers.IGNORE
+    audio: MediaMembers = MediaMembers.IGNORE
     conversations: Conversations = Conversations.DOCUMENT
-    video: VideoMembers = VideoMembers.IGNORE
+    video: MediaMembers = MediaMembers.IGNORE
     missing_images: MissingImages = MissingImages.LEAVE_OUT
-    video_sound: VideoSound = VideoSound.IGNORE
+    video_sound: MediaMembers = MediaMembers.IGNORE
 
     def __post_init__(self) -> None:
         """Raise DatasetError where rules contradict each other."""
-        if self.video_sound is VideoSound.IGNORE:
+        if self.video_sound is MediaMembers.IGNORE:
             return
-        if self.video is not VideoMembers.SERVE:
+        if self.video is not MediaMembers.SERVE:
             raise DatasetError("--video-sound serve is the sound of videos, which are ignored; add --video serve")
         if self.conversations is Conversations.CHAT:
             raise DatasetError(

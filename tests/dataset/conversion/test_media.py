@@ -14,7 +14,7 @@ from dataset.said import Said, said_of
 from shards import make_image
 from video.clips import video
 
-from dataserver.dataset import AudioMembers, Conversations, Dataset, DatasetError, IndexRules, VideoMembers, build_index
+from dataserver.dataset import Conversations, Dataset, DatasetError, IndexRules, MediaMembers, build_index
 from dataserver.dataset.conversion.convert import convert
 from dataserver.dataset.conversion.tar_samples import tar_sample
 from dataserver.dataset.errors import Findings
@@ -23,8 +23,8 @@ from dataserver.dataset.shards.members import Member
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 pytest.importorskip("av", reason="the extra video is not installed")
 JPEG = make_image(np.random.default_rng(0), 40, 30)
-BOTH = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
-CHATS = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE, conversations=Conversations.CHAT)
+BOTH = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE)
+CHATS = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE, conversations=Conversations.CHAT)
 FILES = {
     "a.flac": clip(0.2, "flac"), "b.mp3": clip(0.3, "mp3"), "c.ogg": clip(0.1, "vorbis"), "d.opus": clip(0.1, "opus"),
     "e.wav": clip(0.1), "v.mp4": video("h264", 3), "w.webm": video("vp9", 2), "c.jpg": JPEG,
@@ -118,11 +118,11 @@ def test_what_a_manifest_names_wrongly_is_named(tmp_path: Path) -> None:
 def test_entries_stay_entries_where_clips_or_videos_are_ignored(tmp_path: Path) -> None:
     lines = [{"image": "c.jpg", "video": "v123", "text": "an id"}, {"audio": "a.flac", "text": "a clip"}]
     source = write_manifest(tmp_path / "in", lines)
-    report = convert(source, tmp_path / "out", workers=1, video=VideoMembers.IGNORE)
+    report = convert(source, tmp_path / "out", workers=1, video=MediaMembers.IGNORE)
     assert report.findings == {}
     build_index(tmp_path / "out", workers=1, rules=BOTH)
     assert Dataset.open(tmp_path / "out").shards[0].column("video").to_pylist() == ["v123", None]
-    assert convert(source, tmp_path / "out", workers=1, video=VideoMembers.IGNORE).num_converted == 0
+    assert convert(source, tmp_path / "out", workers=1, video=MediaMembers.IGNORE).num_converted == 0
     with pytest.raises(DatasetError, match=r"other options .ignored was \"\['video'\]\" and is 'None'"):
         convert(source, tmp_path / "out", workers=1)
 
@@ -158,7 +158,7 @@ def test_damaged_clips_and_names_in_tables(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "in/0.parquet")
     assert convert(tmp_path / "in", tmp_path / "out", workers=1).findings == {}
     assert "000000001.wav" in names_in(tmp_path / "out")
-    build_index(tmp_path / "out", workers=1, rules=IndexRules(audio=AudioMembers.SERVE))
+    build_index(tmp_path / "out", workers=1, rules=IndexRules(audio=MediaMembers.SERVE))
     (shard,) = Dataset.open(tmp_path / "out").shards
     assert (shard.keys(), dict(shard.findings().counts)) == (
         ["000000000"], {"orphan_text": 1, "unreadable_header": 1},

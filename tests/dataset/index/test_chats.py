@@ -14,12 +14,12 @@ from shards import make_image, write_tar
 
 from dataserver.assembly import load_tokenizer, open_chat
 from dataserver.dataset import (
-    AudioMembers,
     Conversations,
     Dataset,
     DatasetError,
     EncodedChat,
     IndexRules,
+    MediaMembers,
     OnTokenError,
     TokenizingEndedError,
     TokensMissingError,
@@ -147,7 +147,7 @@ def test_clips_go_where_their_marks_stand(tmp_path: Path, form: str) -> None:
             members += [(f"{n}.{name}", files[name]) for name in (*of["images"], *of["audio"])]
             members.append((f"{n}.json", json.dumps(row).encode()))
         write_tar(folder / "0.tar", members)
-    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    rules = IndexRules(conversations=Conversations.CHAT, audio=MediaMembers.SERVE)
     report = build_index(folder, workers=1, rules=rules)
     assert not report.findings
     (shard,) = Dataset.open(folder).shards
@@ -189,7 +189,7 @@ def test_entries_name_members_of_their_own_kind(tmp_path: Path) -> None:
         members += [(f"{key}.{name}", files[name]) for name in names]
         members.append((f"{key}.json", json.dumps({"messages": messages, **entries}).encode()))
     write_tar(tmp_path / "0.tar", members)
-    rules = IndexRules(conversations=Conversations.CHAT, audio=AudioMembers.SERVE)
+    rules = IndexRules(conversations=Conversations.CHAT, audio=MediaMembers.SERVE)
     build_index(tmp_path, workers=1, rules=rules)
     assert Dataset.open(tmp_path).shards[0].keys() == ["p5", "p6"]
     findings = lint(tmp_path).findings

@@ -10,12 +10,12 @@ from dataset.said import Said, said_of
 from shards import make_image, write_tar
 from video.clips import video
 
-from dataserver.dataset import AudioMembers, Dataset, IndexRules, StaleIndexError, VideoMembers, build_index, lint
+from dataserver.dataset import Dataset, IndexRules, MediaMembers, StaleIndexError, build_index, lint
 
 pytest.importorskip("soundfile", reason="the extra audio is not installed")
 pytest.importorskip("av", reason="the extra video is not installed")
 JPEG = make_image(np.random.default_rng(0), 40, 30)
-BOTH = IndexRules(audio=AudioMembers.SERVE, video=VideoMembers.SERVE)
+BOTH = IndexRules(audio=MediaMembers.SERVE, video=MediaMembers.SERVE)
 MP4 = video("h264", 3)
 FILES = {
     "a.1.flac": clip(0.2, "flac"), "a.10.MP3": clip(0.3, "mp3"), "a.2.webm": video("vp9", 2), "a.jpg": JPEG,
@@ -42,7 +42,7 @@ def said(folder: Path, rules: IndexRules) -> tuple[list[Said], dict[str, int], d
     return said_of(dataset), dict(lint(folder).counts), {one.key: f"{one.kind}: {one.detail}" for one in found}
 
 
-@pytest.mark.parametrize("rules", [BOTH, IndexRules(audio=AudioMembers.SERVE), IndexRules()])
+@pytest.mark.parametrize("rules", [BOTH, IndexRules(audio=MediaMembers.SERVE), IndexRules()])
 def test_a_folder_is_what_a_tar_of_its_files_is(tmp_path: Path, rules: IndexRules) -> None:
     write_tar(tmp_path / "tar/0.tar", sorted(FILES.items()))
     samples, kinds, _ = said(write_files(tmp_path / "loose", FILES), rules)
