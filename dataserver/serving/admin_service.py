@@ -5,9 +5,8 @@ from typing import Final
 
 import grpc
 from disttrain.v1 import admin_service_pb2 as pb
-from disttrain.v1 import errors_pb2
 
-from dataserver.serving.errors import DataServiceError
+from dataserver.serving.errors import invalid_request
 from dataserver.serving.metrics_message import TakeMetrics
 
 MAX_GRACE_S: Final = 3600
@@ -59,8 +58,7 @@ class AdminService:
         if request.HasField("grace"):
             grace_s = request.grace.seconds + request.grace.nanos / 1e9
         if not 0 <= grace_s <= MAX_GRACE_S:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_REQUEST_INVALID,
+            raise invalid_request(
                 f"grace is {grace_s} s; a duration from 0 to {MAX_GRACE_S} s is required",
             )
         return pb.DrainResponse(open_streams=self._drain(grace_s))

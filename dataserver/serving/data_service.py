@@ -29,7 +29,7 @@ from dataserver.planning.plan.naming import counted
 from dataserver.serving.access import Access
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.descriptions import describe_samples
-from dataserver.serving.errors import DataServiceError
+from dataserver.serving.errors import DataServiceError, invalid_request
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.registry import JobRegistry, ServedJob
 from dataserver.serving.stream.source import ViewSource
@@ -144,8 +144,7 @@ class DataService:
             cancelled,
         )
         if message.ByteSize() > MAX_MESSAGE_BYTES - MESSAGE_MARGIN_BYTES:
-            raise DataServiceError(
-                errors_pb2.ERROR_REASON_REQUEST_INVALID,
+            raise invalid_request(
                 f"the plan of step {plan.step} names {len(plan.samples)} samples, more than a message of "
                 f"{MAX_MESSAGE_BYTES} bytes holds; look at it where the data is, with dataserver plan",
             )
@@ -250,7 +249,7 @@ class DataService:
     def _zstd_level(self, accepted: Sequence[microbatch_pb2.Codec.ValueType]) -> int | None:
         """Level to compress with; None for raw tensors."""
         if accepted and not set(accepted) & set(CODECS):
-            raise _invalid(
+            raise invalid_request(
                 f"accepted_codecs is {list(accepted)[:16]}, and this server has none of them; name one or more of "
                 f"{', '.join(f'{microbatch_pb2.Codec.Name(c)} ({c})' for c in CODECS)}, or none for raw tensors"
             )
@@ -266,10 +265,6 @@ def _port(peer: str) -> int:
     """The port in gRPC's name of a peer, such as ipv4:127.0.0.1:40000; 0 where there is none."""
     port = peer.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdecimal() and int(port) < 1 << 16 else 0
-
-
-def _invalid(message: str) -> DataServiceError:
-    return DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, message)
 
 
 def _check_rank(served: ServedJob, name: str, rank: int) -> ModuleSpec:
@@ -306,20 +301,20 @@ def _check_start(served: ServedJob, step: int, microbatch: int) -> None:
 
 def _checked_token(token: bytes) -> bytes:
     if len(token) > MAX_PROGRESS_TOKEN_BYTES:
-        raise _invalid(f"progress_token has {len(token)} bytes; at most {MAX_PROGRESS_TOKEN_BYTES} are allowed")
+        raise invalid_request(f"progress_token has {len(token)} bytes; at most {MAX_PROGRESS_TOKEN_BYTES} are allowed")
     return token
 
 
 def _checked_wait(waited: Duration) -> float:
     """The seconds of a duration, which may be anything."""
     if _is_negative(waited) or waited.seconds > MAX_WAITED_S:
-        raise _invalid(f"waited is {waited.seconds} s; 0 to {MAX_WAITED_S} s are allowed")
+        raise invalid_request(f"waited is {waited.seconds} s; 0 to {MAX_WAITED_S} s are allowed")
     return waited.seconds + waited.nanos / 1e9
 
 
 def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(names) > MAX_TENSOR_NAMES or any(len(name) > MAX_TENSOR_NAME_CHARS for name in names):
-        raise _invalid(
+        raise invalid_request(
             f"{len(names)} tensors are named; at most {MAX_TENSOR_NAMES} names of at most {MAX_TENSOR_NAME_CHARS} "
             "characters are allowed"
         )
@@ -335,15 +330,15 @@ def _check_times(served: ServedJob, module: ModuleSpec, times: pb.StepTimes) -> 
             f"times of step {times.step} were reported; the job has {counted(num_steps, 'step')}{begins}",
         )
     if times.stage >= module.pp:
-        raise _invalid(
+        raise invalid_request(
             f"times of stage {times.stage} were reported; module {module.name} has {counted(module.pp, 'stage')}"
         )
     if times.ByteSize() > MAX_REPORT_BYTES:
-        raise _invalid(f"the report has {times.ByteSize()} bytes; at most {MAX_REPORT_BYTES} are allowed")
+        raise invalid_request(f"the report has {times.ByteSize()} bytes; at most {MAX_REPORT_BYTES} are allowed")
     if any(ns < 0 for ns in (*times.forward_ns, *times.backward_ns)) or any(
         map(_is_negative, (times.step_time, times.data_wait))
     ):
-        raise _invalid("a reported time is negative; times must be 0 or more")
+        raise invalid_request("a reported time is negative; times must be 0 or more")
 
 
 def _is_negative(duration: Duration) -> bool:

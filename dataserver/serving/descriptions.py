@@ -8,7 +8,7 @@ from disttrain.v1 import errors_pb2
 
 from dataserver.dataset import Dataset, SampleDescription, Scalar, describe
 from dataserver.planning.stream.samples import ROW_BITS
-from dataserver.serving.errors import DataServiceError
+from dataserver.serving.errors import DataServiceError, invalid_request
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 MAX_SAMPLES: Final = 1024
@@ -23,7 +23,7 @@ def describe_samples(dataset: Dataset, samples: Sequence[int]) -> pb.DescribeSam
         DataServiceError: SAMPLE_UNKNOWN; or REQUEST_INVALID, too many for one call or for one message.
     """
     if len(samples) > MAX_SAMPLES:
-        raise _invalid(f"{len(samples)} samples are asked for; at most {MAX_SAMPLES} are allowed")
+        raise invalid_request(f"{len(samples)} samples are asked for; at most {MAX_SAMPLES} are allowed")
     messages: dict[int, pb.SampleDescription] = {}
     size = 0
     try:
@@ -31,7 +31,7 @@ def describe_samples(dataset: Dataset, samples: Sequence[int]) -> pb.DescribeSam
             messages[n] = _message(samples[n], found)
             size += messages[n].ByteSize() + FRAME_BYTES
             if size > MAX_MESSAGE_BYTES:
-                raise _invalid(
+                raise invalid_request(
                     f"the descriptions of {len(samples)} samples have more than the {MAX_MESSAGE_BYTES} bytes of one "
                     "message; ask for fewer"
                 )
@@ -55,7 +55,3 @@ def _column(name: str, value: Scalar) -> pb.SidecarColumn:
             return pb.SidecarColumn(name=name, number=value)
         case str():
             return pb.SidecarColumn(name=name, text=value)
-
-
-def _invalid(message: str) -> DataServiceError:
-    return DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, message)

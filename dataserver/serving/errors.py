@@ -109,6 +109,11 @@ class DataServiceError(Exception):
         return ERROR_TABLE[self.reason]
 
 
+def invalid_request(message: str) -> DataServiceError:
+    """A request that cannot be answered as it is."""
+    return DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, message)
+
+
 _REASON_OF: Mapping[type[Exception], ErrorReason.ValueType] = MappingProxyType(
     {
         JobSpecError: errors_pb2.ERROR_REASON_JOB_INVALID,

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import grpc
-from disttrain.v1 import errors_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from dataserver.serving.admission import CallPool, Pooled
-from dataserver.serving.errors import DataServiceError, abort, service_error
+from dataserver.serving.errors import abort, invalid_request, service_error
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 
 _KINDS: "Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]]" = {
@@ -131,4 +130,4 @@ def _decoded(request: bytes, kind: type[Message]) -> Message:
         except DecodeError:
             problem = "it cannot be decoded; generate the client from the protos of this release"
     name = kind.DESCRIPTOR.full_name
-    raise DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, f"the request is no {name}: {problem}")
+    raise invalid_request(f"the request is no {name}: {problem}")

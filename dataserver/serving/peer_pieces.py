@@ -9,7 +9,7 @@ from disttrain.v1.peer_service_pb2 import FetchPiecesRequest, FetchPiecesRespons
 
 from dataserver.dataset import BLOCKS, Dataset, Piece
 from dataserver.fleet.pieces import MAX_CALL_BYTES, MAX_PIECE_BYTES
-from dataserver.serving.errors import DataServiceError
+from dataserver.serving.errors import DataServiceError, invalid_request
 
 MAX_PIECES: Final = 1 << 16
 
@@ -26,8 +26,7 @@ def fetch_pieces(datasets: Iterable[Dataset], request: FetchPiecesRequest) -> Fe
     whole = all(len(one.start) == len(one.length) and all(one.length) for one in request.objects)
     limit = MAX_PIECE_BYTES if num_pieces == 1 else MAX_CALL_BYTES
     if not whole or not 0 < num_pieces <= MAX_PIECES or num_bytes > limit:
-        raise DataServiceError(
-            errors_pb2.ERROR_REASON_REQUEST_INVALID,
+        raise invalid_request(
             f"{num_pieces} pieces of {num_bytes} bytes are asked for; as many lengths as starts, none of them 0, and at"
             f" most {MAX_CALL_BYTES} bytes, or one piece of at most {MAX_PIECE_BYTES}, are required",
         )
@@ -43,7 +42,7 @@ def _found(datasets: Iterable[Dataset], digest: bytes, ranges: list[tuple[int, i
         pieces = dataset.pieces(digest, ranges)
         if pieces is not None:
             if len(pieces) != len(ranges):
-                raise DataServiceError(errors_pb2.ERROR_REASON_REQUEST_INVALID, "a piece leaves its object")
+                raise invalid_request("a piece leaves its object")
             return pieces
     raise DataServiceError(
         errors_pb2.ERROR_REASON_SAMPLE_UNKNOWN, "no dataset here has this version of the object: read it from the store"
