@@ -88,7 +88,23 @@ class Pooled:
         return self.behaviour(request, context)
 
 
-class Admission(grpc.ServerInterceptor):
+class Refusing(grpc.ServerInterceptor):
+    """Ends calls in a thread of its own, so that they take none of a pool."""
+
+    def __init__(self) -> None:
+        self._refusing = LastingPool(1, "refuse")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._refusing.shutdown(wait=False)
+
+    def refusal(self, refuse: Callable[[Iterator[bytes], grpc.ServicerContext], NoReturn]) -> "Handler":
+        """The handler of a call that is ended so."""
+        # as if requests were streamed: gRPC then does not wait for one, which may never come
+        return grpc.stream_unary_rpc_method_handler(Pooled(refuse, self._refusing))
+
+
+class Admission(Refusing):
     """Refuses calls of unknown methods, and calls beyond what their pool holds, at once and with a reason.
 
     gRPC asks it in one thread, the one that submits to the pools: between `full` and the submission no other call comes
@@ -96,8 +112,8 @@ class Admission(grpc.ServerInterceptor):
     """
 
     def __init__(self, calls: CallPool) -> None:
+        super().__init__()
         self._calls = calls
-        self._refusing = LastingPool(1, "refuse")
 
     def intercept_service(
         self,
@@ -107,30 +123,21 @@ class Admission(grpc.ServerInterceptor):
         """The handler of a call, or one that refuses it."""
         handler = continuation(handler_call_details)
         if handler is None:
-            return self._refusal(
+            return self._refused(
                 errors_pb2.ERROR_REASON_METHOD_UNKNOWN,
                 f"this server has no method {handler_call_details.method[:128]!r}; it serves disttrain.v1, as its "
                 "reflection service tells: correct the name, or run a release that has the method",
             )
         pool = self._pool(handler)
         if pool.full:
-            return self._refusal(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, pool.refusal)
+            return self._refused(errors_pb2.ERROR_REASON_TOO_MANY_CALLS, pool.refusal)
         return handler
-
-    def close(self) -> None:
-        """End the thread that refuses."""
-        self._refusing.shutdown(wait=False)
 
     def _pool(self, handler: "Handler") -> CallPool:
         methods = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
         pools = [getattr(method, "experimental_thread_pool", None) for method in methods]
         return next((pool for pool in pools if isinstance(pool, CallPool)), self._calls)
 
-    def _refusal(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> "Handler":
+    def _refused(self, reason: errors_pb2.ErrorReason.ValueType, message: str) -> "Handler":
         error = DataServiceError(reason, message)
-
-        def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
-            abort(context, error)
-
-        # as if requests were streamed: gRPC then does not wait for one, which may never come
-        return grpc.stream_unary_rpc_method_handler(Pooled(refuse, self._refusing))
+        return self.refusal(lambda _requests, context: abort(context, error))

@@ -8,7 +8,7 @@ import grpc
 
 from dataserver.serving.access.access import Access, authorization
 from dataserver.serving.access.policy import Right
-from dataserver.serving.admission import LastingPool, Pooled
+from dataserver.serving.admission import Pooled, Refusing
 from dataserver.serving.errors import DataServiceError, abort
 
 if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time
@@ -21,15 +21,15 @@ _NEEDS: Final = {f"{_ADMIN_SERVICE}{method}": Right.METRICS for method in _TELLI
 """Methods of the admin service that need less than its right."""
 
 
-class Gate(grpc.ServerInterceptor):
+class Gate(Refusing):
     """Refuses callers without a token before their call takes a thread, and others as their call begins.
 
     A stream is checked again at its next message when tokens or policy have changed.
     """
 
     def __init__(self, access: Access) -> None:
+        super().__init__()
         self._access = access
-        self._refusing = LastingPool(1, "refuse")
 
     def intercept_service(
         self,
@@ -43,13 +43,9 @@ class Gate(grpc.ServerInterceptor):
         try:
             self._access.token_name(authorization(handler_call_details.invocation_metadata))
         except DataServiceError as error:
-            return self._refusal(method, error)
+            return self._refused(method, error)
         handler = continuation(handler_call_details)
         return None if handler is None else self._guarded(method, handler)
-
-    def close(self) -> None:
-        """End the thread that refuses."""
-        self._refusing.shutdown(wait=False)
 
     def _guarded(self, method: str, handler: "Handler") -> "Handler":
         codecs = handler.request_deserializer, handler.response_serializer
@@ -91,13 +87,12 @@ class Gate(grpc.ServerInterceptor):
             self._access.audit.write(method, context.peer(), error.message)
             abort(context, error)
 
-    def _refusal(self, method: str, error: DataServiceError) -> "Handler":
+    def _refused(self, method: str, error: DataServiceError) -> "Handler":
         def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
             self._access.audit.write(method, context.peer(), error.message)
             abort(context, error)
 
-        # as if requests were streamed: gRPC then does not wait for one, which may never come
-        return grpc.stream_unary_rpc_method_handler(Pooled(refuse, self._refusing))
+        return self.refusal(refuse)
 
 
 def needed_right(method: str) -> Right:
