@@ -69,7 +69,7 @@ from dataserver.dataset.shards.chat import Conversation
 from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_NAMES
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.storage.block_files import BlockFiles
-from dataserver.dataset.storage.blocks import BLOCKS, BlockCounts, Blocks
+from dataserver.dataset.storage.blocks import BLOCKS, Blocks
 from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.mirror import publish
 from dataserver.dataset.storage.needs import NEEDED_S
@@ -100,7 +100,6 @@ __all__ = [
     "WHOLE",
     "Array",
     "ArraysError",
-    "BlockCounts",
     "BlockFiles",
     "BlockKey",
     "Blocks",

@@ -1,7 +1,7 @@
-"""What a server counts of itself, and the snapshot from which Prometheus and the admin service take the same numbers.
+"""What a server counts of itself.
 
 Others report in one line, at most once for each microbatch or task of images. What can be read when it is asked for,
-such as memory in use, is not counted here but read for the snapshot.
+such as memory in use, is not counted here but read for the message (`metrics_message.py`).
 """
 
 import os
@@ -16,7 +16,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from dataserver.dataset import BlockCounts, EvictionCounts
 from dataserver.fleet.plan_source import PlanSource
 from dataserver.serving.cpu_time import cpu_seconds
 from dataserver.serving.failures import Failures
@@ -83,47 +82,6 @@ class Progress:
     """Seconds for which the consumer has not taken the message that it is offered."""
     waited_s: float | None = None
     """Seconds that the trainer waited for microbatches, as its client said; None if it has said nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All numbers of a server at one moment."""
-
-    uptime_s: float
-    counts: Counts
-    waited_s: Mapping[Stage, float]
-    """Seconds by stage, with those of waits that go on."""
-    streams: tuple[Progress, ...]
-    """Progress of every open stream."""
-    prefetch_used_bytes: int
-    prefetch_limit_bytes: int
-    known_jobs: int
-    cached_bytes: Mapping[str, int]
-    """What is cached of jobs, by kind, as it counts against the limit."""
-    cached_limit_bytes: int
-    evictions: Mapping[str, EvictionCounts]
-    """What was dropped for want of room, and made again soon after, by the same kinds."""
-    store_reads: BlockCounts
-    """Reads of stores by this process."""
-    cores: int
-    """Cores that the server may keep busy: one for each decoding thread."""
-    wanted_cores: float
-    """Cores that would make all that its trainers can take; see `wanted_cores.py`."""
-    refused_calls: int
-    """Refused by access control since the server began."""
-    max_streams: int = 0
-    """Streams that may be open at once."""
-    certificate_expires: float | None = None
-    """When the server's certificate expires, in seconds since 1970; None without TLS."""
-
-    @property
-    def ranks(self) -> list[Progress]:
-        """The streams by job, module and rank: peers that share a rank are one entry."""
-        found: dict[tuple[str, str, int], Progress] = {}
-        for stream in self.streams:
-            key = (stream.job_id, stream.module, stream.rank)
-            found[key] = _furthest_behind(found[key], stream) if key in found else stream
-        return [found[key] for key in sorted(found)]
 
 
 class Wait:
@@ -245,6 +203,15 @@ def cumulative(plans: Iterable[int]) -> list[int]:
 def resident_bytes() -> int:
     """Physical memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def by_rank(streams: Iterable[Progress]) -> list[Progress]:
+    """The streams by job, module and rank: peers that share a rank are one entry."""
+    found: dict[tuple[str, str, int], Progress] = {}
+    for stream in streams:
+        key = (stream.job_id, stream.module, stream.rank)
+        found[key] = _furthest_behind(found[key], stream) if key in found else stream
+    return [found[key] for key in sorted(found)]
 
 
 def _furthest_behind(one: Progress, other: Progress) -> Progress:

@@ -4,11 +4,11 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from disttrain.v1 import data_service_pb2, errors_pb2
 
-from dataserver.dataset import Dataset, EvictionCounts
+from dataserver.dataset import Dataset, LruCache
 from dataserver.fleet.membership import Peers
 from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
 from dataserver.planning.job.identity import Job
@@ -116,23 +116,10 @@ class JobRegistry:
         """Those of all jobs that are known; looking at them makes none of them used."""
         return [served.planner for served in self._jobs.values()]
 
-    def cached_bytes(self) -> dict[str, int]:
-        """What is cached, by kind, in bytes as they count against `job_bytes`."""
-        return {
-            "jobs": self._jobs.used,
-            "tables": self._cache.tables.used,
-            "windows": self._cache.windows.used,
-            "plans": self._cache.plans.used,
-        }
-
-    def evictions(self) -> dict[str, EvictionCounts]:
-        """What was dropped for want of room, and made again soon after, by the same kinds."""
-        return {
-            "jobs": self._jobs.evictions,
-            "tables": self._cache.tables.evictions,
-            "windows": self._cache.windows.evictions,
-            "plans": self._cache.plans.evictions,
-        }
+    def caches(self) -> dict[str, LruCache[Any] | SingleFlightCache[Any, Any]]:
+        """What is cached, by kind; together it may take `job_bytes`."""
+        cache = self._cache
+        return {"jobs": self._jobs, "tables": cache.tables, "windows": cache.windows, "plans": cache.plans}
 
     def get_or_create(self, job: Job, visible: Catalog, cancelled: IsCancelled) -> ServedJob:
         """The job, made by the first caller while others that ask for the same one wait.

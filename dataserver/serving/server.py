@@ -31,7 +31,7 @@ from dataserver.serving.errors import load_details
 from dataserver.serving.handlers import service_handler, standard_handler
 from dataserver.serving.health import HEALTH, NO_SERVICE, HealthPort
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
-from dataserver.serving.metrics import Metrics, Snapshot, usage_of
+from dataserver.serving.metrics import Metrics, usage_of
 from dataserver.serving.metrics_message import failures_message, metrics_message
 from dataserver.serving.own_socket import OwnSocket
 from dataserver.serving.peer_service import PeerService
@@ -179,34 +179,20 @@ class DataServer:
         assert self._own_socket is not None
         return self._own_socket.address
 
-    def snapshot(self) -> Snapshot:
-        """The numbers of this server."""
-        budget = self._streams.shared.budget
-        return Snapshot(
-            uptime_s=self._metrics.uptime_s,
-            counts=self._metrics.counts(),
-            waited_s=self._metrics.waited_s(),
-            streams=self._streams.progress(),
-            prefetch_used_bytes=budget.used,
-            prefetch_limit_bytes=budget.total,
-            known_jobs=self._jobs.num_jobs,
-            cached_bytes=self._jobs.cached_bytes(),
-            cached_limit_bytes=self.config.job_bytes,
-            evictions=self._jobs.evictions(),
-            store_reads=BLOCKS.counts,
-            cores=self.config.decode_threads,
-            wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
-            refused_calls=self.access.audit.refused,
-            max_streams=self.config.max_streams,
-            certificate_expires=None if self.tls is None else self.tls.expires,
-        )
-
     def _usage(self) -> Usage:
         return usage_of(self._metrics.uptime_s, self._metrics.waited_s())
 
     def metrics(self) -> GetMetricsResponse:
         """The numbers of this server as the answer of GetMetrics."""
-        return metrics_message(self.snapshot())
+        return metrics_message(
+            self._metrics,
+            self._streams,
+            self._jobs,
+            self.config,
+            wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
+            refused_calls=self.access.audit.refused,
+            certificate_expires=None if self.tls is None else self.tls.expires,
+        )
 
     def _failures(self, context: grpc.ServicerContext) -> ListFailuresResponse:
         return failures_message(self._metrics.failures, self.access.catalog(context).datasets)

@@ -84,19 +84,19 @@ def between(server: Running, meddling: meddler.Meddling, **options: Any) -> Iter
 
 
 def fallbacks(server: Running) -> int:
-    return server.server.snapshot().counts.direct_fallbacks
+    return server.server.metrics().direct_fallbacks
 
 
 @pytest.mark.parametrize("meddling", [None, passing, byte_by_byte])
 def test_all_payloads_come_over_the_data_connection(
     server: Running, chunks: list[str], meddling: meddler.Meddling | None
 ) -> None:
-    before = server.server.snapshot().counts
+    before = server.server.metrics()
     way = nullcontext() if meddling is None else between(server, meddling)
     with way, opened(server, "127.0.0.1" if meddling is None else FAR) as client:
         assert [digest(microbatch) for microbatch in client] == chunks
         assert client.direct_fallbacks == 0
-    until(lambda: server.server.snapshot().counts.direct_bytes - before.direct_bytes > len(chunks) << 20)
+    until(lambda: server.server.metrics().direct_bytes - before.direct_bytes > len(chunks) << 20)
     assert fallbacks(server) == before.direct_fallbacks
 
 
@@ -165,7 +165,7 @@ def test_a_data_port_that_cannot_be_used_costs_a_warning(
 ) -> None:
     meddling, cause = REFUSALS[name]
     monkeypatch.setattr(direct, "CONNECT_S", 0.5)
-    before = server.server.snapshot().counts
+    before = server.server.metrics()
     way = nullcontext() if meddling is None else between(server, meddling, handshake=False)
     # The server would wait for the connection for as long as the client takes to give it up.
     monkeypatch.setattr(handing_out, "CONNECT_S", 0.05)
@@ -176,7 +176,7 @@ def test_a_data_port_that_cannot_be_used_costs_a_warning(
             until(lambda: client.direct_fallbacks or not dialling())
         assert found == chunks
         assert client.direct_fallbacks == 1
-    counts = server.server.snapshot().counts
+    counts = server.server.metrics()
     assert (counts.direct_fallbacks, counts.direct_bytes) == (before.direct_fallbacks + 1, before.direct_bytes)
     (line,) = [text for text in caplog.messages if text.startswith(f"server {FAR}:")]
     assert f"{FAR}:{port_of(server)} {cause}" in line
@@ -198,7 +198,7 @@ def test_a_stream_that_has_ended_is_opened_again_for_what_its_data_connection_lo
         with between(server, drained), opened(server, FAR, steps=1) as client:
             assert [digest(microbatch) for microbatch in client] == expected
             assert client.direct_fallbacks == 1
-        before = server.server.snapshot().counts
+        before = server.server.metrics()
         assert before.direct_fallbacks == 0, "the server knew nothing of it: its stream had ended in order"
         assert before.sent_bytes > before.direct_bytes > len(expected) << 20
     (line,) = [text for text in caplog.messages if "payloads come over gRPC" in text]
@@ -270,7 +270,7 @@ def test_a_client_that_is_closed_in_the_middle_ends_at_once(server: Running) -> 
             assert stuck.wait(TIMEOUT_S)
         reading.join(TIMEOUT_S)
         assert not reading.is_alive()
-    until(lambda: not server.server.snapshot().streams)
+    until(lambda: not server.server.metrics().ranks)
 
 
 def read_until_closed(client: ArrayClient) -> None:

@@ -56,20 +56,20 @@ def test_it_goes_to_the_host_that_grpc_has_reached(
     server: Running, chunks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handing_out, "CONNECT_S", TIMEOUT_S)
-    before = server.server.snapshot().counts
+    before = server.server.metrics()
     assert read(server.address) == (chunks, 0)
-    until(lambda: server.server.snapshot().counts.direct_bytes - before.direct_bytes > len(chunks) << 20)
-    assert server.server.snapshot().counts.direct_fallbacks == before.direct_fallbacks
+    until(lambda: server.server.metrics().direct_bytes - before.direct_bytes > len(chunks) << 20)
+    assert server.server.metrics().direct_fallbacks == before.direct_fallbacks
 
 
 def test_behind_a_proxy_it_cannot_be_told_which_and_payloads_come_over_grpc(
     server: Running, chunks: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server sees a port of the proxy's."""
-    before = server.server.snapshot().counts
+    before = server.server.metrics()
     with relayed(server.address) as relay:
         assert read(relay.address) == (chunks, 1)
-    counts = server.server.snapshot().counts
+    counts = server.server.metrics()
     assert (counts.direct_fallbacks, counts.direct_bytes) == (before.direct_fallbacks + 1, before.direct_bytes)
     (line,) = [text for text in caplog.messages if "payloads come over gRPC" in text]
     assert "stands for several hosts, and it cannot be told which one gRPC has reached" in line

@@ -35,7 +35,7 @@ def test_payloads_are_encrypted_and_strangers_stay_outside(tmp_path: Path, monke
             with ArrayClient(address, job, "vit", 0, credentials=ours.client()) as client:
                 found.append([digest(microbatch) for microbatch in client])
                 assert client.direct_fallbacks == 0
-            until(lambda: server.server.snapshot().counts.direct_bytes > sum(map(len, found)) << 16)
+            until(lambda: server.server.metrics().direct_bytes > sum(map(len, found)) << 16)
         with said(port, MAGIC + bytes(16)) as plain:
             assert MAGIC not in exactly(plain, 100)
         other = Authority(tmp_path / "theirs")
@@ -76,4 +76,4 @@ def test_a_slow_reader_gets_all_of_an_encrypted_payload(tmp_path: Path, monkeypa
                 assert exactly(connection, len(MAGIC)) == MAGIC
                 found = receive_direct(stream, connection, lambda _: until(lambda: taken.count(0) >= 3))
         assert (found.blob(), found.end) == (whole.blob(), whole.end)
-        assert server.server.snapshot().counts.direct_fallbacks == 0
+        assert server.server.metrics().direct_fallbacks == 0

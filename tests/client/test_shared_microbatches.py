@@ -40,7 +40,7 @@ def sent(photographs: Path) -> list[dict[str, bytes]]:
     """What a server that shares nothing sends."""
     with running({"photos": photographs}, shared_memory=False) as other, opened(other) as client:
         found = [content(microbatch) for microbatch in client]
-        assert other.server.snapshot().counts.shared_bytes == 0
+        assert other.server.metrics().shared_bytes == 0
     return found
 
 
@@ -53,7 +53,7 @@ def content(microbatch: Microbatch[Any]) -> dict[str, bytes]:
 
 
 def shared_bytes(server: Running) -> int:
-    return server.server.snapshot().counts.shared_bytes
+    return server.server.metrics().shared_bytes
 
 
 def test_shared_microbatches_are_those_that_are_sent(server: Running, sent: list[dict[str, bytes]]) -> None:
@@ -82,13 +82,13 @@ def test_a_client_that_keeps_more_than_it_wanted_gets_everything(server: Running
 
 
 def test_a_slow_client_gets_everything_in_shared_memory(server: Running, sent: list[dict[str, bytes]]) -> None:
-    until(lambda: not server.server.snapshot().streams)  # of other tests, which have a share of the memory
-    until(lambda: server.server.snapshot().prefetch_used_bytes == 0)
+    until(lambda: not server.server.metrics().ranks)  # of other tests, which have a share of the memory
+    until(lambda: server.server.metrics().prefetch_used_bytes == 0)
     before, sizes = shared_bytes(server), [sum(map(len, one.values())) for one in sent]
     found = []
     with opened(server, prefetch_bytes=3 * max(sizes)) as client:
         for microbatch in client:
-            until(lambda: all(stream.unread_s > 0.05 for stream in server.server.snapshot().streams))
+            until(lambda: all(rank.unread.ToNanoseconds() > 5e7 for rank in server.server.metrics().ranks))
             found.append(content(microbatch))
             del microbatch
     assert found == sent
@@ -111,9 +111,9 @@ def test_what_is_kept_outlives_its_server(photographs: Path, sent: list[dict[str
 def test_a_stream_that_ends_early_leaves_nothing_in_the_servers_budget(server: Running) -> None:
     with opened(server) as client:
         kept = next(client)
-        assert server.server.snapshot().prefetch_used_bytes > 0
+        assert server.server.metrics().prefetch_used_bytes > 0
     assert server.server.streams.wait_until_idle(30)
-    assert server.server.snapshot().prefetch_used_bytes == 0
+    assert server.server.metrics().prefetch_used_bytes == 0
     assert kept.tensors["grid"].sum() > 0
 
 
@@ -160,7 +160,7 @@ def test_a_stream_that_was_idle_leaves_its_client_what_it_has(photographs: Path,
     ):
         kept = [next(reader)]
         assert server.server.streams.wait_until_idle(30)
-        assert server.server.snapshot().prefetch_used_bytes == 0
+        assert server.server.metrics().prefetch_used_bytes == 0
         kept += list(reader)
         assert shared_bytes(server) > 0
     assert [content(microbatch) for microbatch in kept] == sent

@@ -60,12 +60,13 @@ def until(holds: Callable[[], bool]) -> None:
 
 def sources(server: Running) -> dict[PlanSource, int]:
     """Where a server's plans came from, without those sources that have none."""
-    return {source: n for source, n in server.server.snapshot().counts.plans_by_source.items() if n}
+    found = server.server.metrics().plans_by_source
+    return {source: n for source in PlanSource if (n := getattr(found, source.value))}
 
 
 def made(server: Running) -> int:
     """Plans that a server made."""
-    return sum(server.server.snapshot().counts.plans)
+    return sum(times.plans for times in server.server.metrics().plan_times)
 
 
 def read_all(servers: Sequence[Running], job_id: str, view: tuple[str, int] = ("llm", 0)) -> list[Received]:

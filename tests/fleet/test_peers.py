@@ -67,7 +67,7 @@ def test_a_job_is_brought_to_the_owner(datasets: dict[str, Path], undisturbed: o
         assert one.read(job_id, "llm", 0).blob() == undisturbed
         assert sources(one)[PlanSource.FETCHED] + sources(one)[PlanSource.OWN] == STEPS
         assert made(other) == sources(one)[PlanSource.FETCHED]
-        assert other.server.snapshot().known_jobs == 1
+        assert other.server.metrics().known_jobs == 1
 
 
 def test_a_list_may_hold_the_server_itself_and_a_peer_twice(

@@ -45,7 +45,7 @@ def test_payloads_are_the_same_as_chunks(server: Running, codec: int) -> None:
     job_id, codecs = server.create().job_id, [codec] * (codec > 0)
     for module, rank in VIEWS:
         chunked = server.read(job_id, module, rank, accepted_codecs=codecs)
-        before = server.server.snapshot().counts.direct_bytes
+        before = server.server.metrics().direct_bytes
         with (
             offered(server, job_id, module, rank, accepted_codecs=codecs) as (stream, offer),
             connected(offer) as connection,
@@ -53,9 +53,9 @@ def test_payloads_are_the_same_as_chunks(server: Running, codec: int) -> None:
             found = receive_direct(stream, connection)
             assert connection.recv(1) == b"", "it ends with the stream"
         assert (found.blob(), found.end) == (chunked.blob(), chunked.end)
-        direct = server.server.snapshot().counts.direct_bytes - before
+        direct = server.server.metrics().direct_bytes - before
         assert direct == sum(len(body) for _, body in found.microbatches)
-    assert server.server.snapshot().counts.direct_fallbacks == 0
+    assert server.server.metrics().direct_fallbacks == 0
 
 
 def test_who_does_not_ask_is_offered_nothing(server: Running) -> None:
@@ -168,7 +168,7 @@ def test_a_stream_goes_on_with_chunks_and_loses_no_byte(
             found = receive(stream)
             assert (found.blob(), found.end) == (whole.blob(), whole.end)
             assert not end_direct(server, offer, 0), "there is no such stream any more"
-        assert server.server.snapshot().counts.direct_fallbacks == 1
+        assert server.server.metrics().direct_fallbacks == 1
     (line,) = [text for text in caplog.messages if "chunks over gRPC" in text]
     assert line.startswith("rank 0 of module vit of job ")
     assert line.endswith(": a\\ntest")
@@ -177,13 +177,13 @@ def test_a_stream_goes_on_with_chunks_and_loses_no_byte(
 def test_a_client_that_could_not_connect_says_so_and_nothing_is_made_again(server: Running) -> None:
     job_id = server.create().job_id
     whole = server.read(job_id)
-    made = server.server.snapshot().counts.prepared_microbatches
+    made = server.server.metrics().prepared_microbatches
     with offered(server, job_id) as (stream, offer):
         assert not end_direct(server, offer, 0, cause="refused")
         assert receive(stream).blob() == whole.blob()
         with said(offer.port, MAGIC + offer.token) as late:
             assert exactly(late, 1) == b""
-    counts = server.server.snapshot().counts
+    counts = server.server.metrics()
     assert (counts.prepared_microbatches - made, counts.direct_fallbacks) == (len(whole.microbatches), 1)
 
 
@@ -195,7 +195,7 @@ def test_an_unknown_token_ends_nothing_and_a_step_beyond_the_job_is_refused(serv
         with pytest.raises(grpc.RpcError) as caught:
             end_direct(server, offer, job.num_steps)
         assert reason_of(caught.value)[:3] == STEP_TOO_FAR
-    assert server.server.snapshot().counts.direct_fallbacks == 0
+    assert server.server.metrics().direct_fallbacks == 0
 
 
 def test_a_consumer_that_reads_nothing_ends_as_idle_and_its_memory_goes_to_others(photographs: Path) -> None:

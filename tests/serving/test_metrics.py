@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.harness import FIXED_WINDOW, TIMEOUT_S, Running, index, job_data, large_job, running
 from shards import break_images, write_pairs
 
-from dataserver.dataset import BlockCounts, Dataset
-from dataserver.serving.metrics import Metrics, Progress, Snapshot, Stage
+from dataserver.dataset import Dataset
+from dataserver.serving.metrics import Metrics, Progress, Stage, by_rank
 from dataserver.serving.stream.assembly import with_retries
 
 UNITS = (
@@ -295,8 +295,7 @@ def test_peers_of_a_rank_are_one_entry() -> None:
         return Progress("job", "llm", rank, sent, sent, ready, 1, unread_s)
 
     streams = (stream(1, 4, 0, 0.0), stream(0, 7, 3, 0.5), stream(0, 6, 5, 0.0), stream(1, None, 2, 9.0))
-    found = Snapshot(1.0, Metrics().counts(), {}, streams, 0, 0, 0, {}, 0, {}, BlockCounts(), 1, 0.0, 0).ranks
-    assert found == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]
+    assert by_rank(streams) == [stream(0, 6, 3, 0.5), stream(1, None, 0, 9.0)]
 
 
 def test_a_read_that_nobody_wants_any_more_has_not_failed_for_good() -> None:

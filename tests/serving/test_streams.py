@@ -355,7 +355,7 @@ def test_a_shard_that_is_cut_ends_as_a_stale_index_at_once(tmp_path: Path, momen
         *rest, text = refusal(server.stream(job_id))
         assert rest == [CODE.FAILED_PRECONDITION, "INDEX_STALE", "ANOTHER_SERVER"]
         assert re.search(r"\.tar has 1024 bytes, its index describes \d+; run dataserver index", text)
-        assert server.server.snapshot().counts.storage_errors == 0, "nothing is tried again"
+        assert server.server.metrics().storage_errors == 0, "nothing is tried again"
 
 
 def test_a_shard_that_disappears_ends_as_unavailable_after_what_was_ready(tmp_path: Path) -> None:
