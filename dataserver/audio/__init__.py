@@ -14,14 +14,13 @@ from dataserver.audio.decoding import (
 from dataserver.audio.digest import audio_digest
 from dataserver.audio.formats import AUDIO_FORMAT_NAMES, AUDIO_SUFFIXES, audio_format_of
 from dataserver.audio.header import AudioHeader, AudioHeaderError, check_header, read_audio_header, require_audio
-from dataserver.audio.limits import MAX_AUDIO_BYTES, MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
+from dataserver.audio.limits import MAX_AUDIO_SECONDS, MAX_CHANNELS, SAMPLE_RATES
 from dataserver.planning.job.fields import MAX_CLIP_SECONDS
 
 __all__ = [
     "AUDIO_FORMAT_NAMES",
     "AUDIO_SUFFIXES",
     "AUDIO_VERSION",
-    "MAX_AUDIO_BYTES",
     "MAX_AUDIO_SECONDS",
     "MAX_CHANNELS",
     "MAX_CLIP_SECONDS",

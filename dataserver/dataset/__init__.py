@@ -1,15 +1,13 @@
 """Shards, storage and index: input and output, no policy."""
 
 from dataserver.dataset.cache import LruCache
-from dataserver.dataset.conversion.convert import ConversionReport, convert
+from dataserver.dataset.conversion.convert import convert
 from dataserver.dataset.dataset import Dataset
 from dataserver.dataset.descriptions import SampleDescription, describe
 from dataserver.dataset.errors import (
     CaptionError,
     DatasetError,
     FilterError,
-    Finding,
-    FindingReport,
     QuarantineError,
     ShardFinding,
     ShardReadError,
@@ -24,10 +22,9 @@ from dataserver.dataset.evictions import EvictionCounts, Evictions
 from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
-from dataserver.dataset.index.build import WHOLE, BuildReport, Part, build_index
-from dataserver.dataset.index.chat_batches import ChatEncoder, EncodedChat
-from dataserver.dataset.index.chat_counts import CHAT_COLUMN
-from dataserver.dataset.index.chat_tokens import chat_key, count_chats
+from dataserver.dataset.index.build import WHOLE, Part, build_index
+from dataserver.dataset.index.chat_batches import EncodedChat
+from dataserver.dataset.index.chat_tokens import count_chats
 from dataserver.dataset.index.derived import DerivedColumns, derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
 from dataserver.dataset.index.rules import (
@@ -43,9 +40,8 @@ from dataserver.dataset.index.rules import (
     TruncatedImages,
 )
 from dataserver.dataset.index.text_transforms import TransformingTokenizer
-from dataserver.dataset.index.tokens import TextTokenizer, TokensReport, count_tokens, texts_key
+from dataserver.dataset.index.tokens import TextTokenizer, count_tokens, texts_key
 from dataserver.dataset.kinds import (
-    CHAT_ERROR,
     CHAT_LEFT_OUT,
     CHAT_NOT_ENDED,
     CUT_CHAT,
@@ -54,7 +50,6 @@ from dataserver.dataset.kinds import (
     SPLIT_DOCUMENT,
     TEXT_TRANSFORM,
     TRANSFORM,
-    UNENCODABLE,
     Effect,
 )
 from dataserver.dataset.lint import LintReport, lint
@@ -80,8 +75,6 @@ from dataserver.dataset.storage.urls import is_url, location
 __all__ = [
     "BLOCKS",
     "BLOCK_BYTES",
-    "CHAT_COLUMN",
-    "CHAT_ERROR",
     "CHAT_LEFT_OUT",
     "CHAT_NOT_ENDED",
     "CUT_CHAT",
@@ -96,21 +89,17 @@ __all__ = [
     "TEXT",
     "TEXT_TRANSFORM",
     "TRANSFORM",
-    "UNENCODABLE",
     "WHOLE",
     "Array",
     "ArraysError",
     "BlockFiles",
     "BlockKey",
     "Blocks",
-    "BuildReport",
     "CaptionError",
     "CaptionSource",
-    "ChatEncoder",
     "ChatParts",
     "Conversation",
     "Conversations",
-    "ConversionReport",
     "Dataset",
     "DatasetError",
     "DerivedColumns",
@@ -122,8 +111,6 @@ __all__ = [
     "Evictions",
     "Filter",
     "FilterError",
-    "Finding",
-    "FindingReport",
     "ImageRef",
     "IndexRules",
     "IoThreads",
@@ -154,12 +141,10 @@ __all__ = [
     "TokenizingEndedError",
     "TokenizingError",
     "TokensMissingError",
-    "TokensReport",
     "TransformingTokenizer",
     "TruncatedImages",
     "build_index",
     "cannot_read",
-    "chat_key",
     "compile_filter",
     "convert",
     "count_chats",

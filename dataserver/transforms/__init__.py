@@ -6,23 +6,18 @@ from dataserver.transforms.errors import (
     TransformUnavailableError,
     TransformUnknownError,
 )
-from dataserver.transforms.installed import GROUP, Installed, Kind, find_installed, named_versions, parse_transform
-from dataserver.transforms.pool import NO_TRANSFORMS, TIMEOUT_S, Pixels, TextOrFailure, TransformPool
+from dataserver.transforms.installed import Kind, named_versions, parse_transform
+from dataserver.transforms.pool import NO_TRANSFORMS, Pixels, TransformPool
 
 __all__ = [
-    "GROUP",
     "NO_TRANSFORMS",
-    "TIMEOUT_S",
-    "Installed",
     "Kind",
     "Pixels",
-    "TextOrFailure",
     "TransformError",
     "TransformFailedError",
     "TransformPool",
     "TransformUnavailableError",
     "TransformUnknownError",
-    "find_installed",
     "named_versions",
     "parse_transform",
 ]

@@ -4,7 +4,6 @@ PyAV, which brings FFmpeg, is the extra `video`, and imported where it is used.
 """
 
 from dataserver.video.decoding import (
-    VIDEO_VERSION,
     FrameGrid,
     VideoShape,
     decode_first_frame,
@@ -17,25 +16,20 @@ from dataserver.video.header import VideoHeader, VideoHeaderError, read_video_he
 from dataserver.video.limits import (
     MAX_FRAME_PIXELS,
     MAX_FRAME_SIDE,
-    MAX_VIDEO_BYTES,
     MAX_VIDEO_FRAMES,
     MAX_VIDEO_SECONDS,
 )
-from dataserver.video.sound import MAX_SOUND_PACKETS, SOUND_CODECS, read_sound, read_sound_header, require_sound
+from dataserver.video.sound import read_sound, read_sound_header, require_sound
 from dataserver.video.sound_digest import sound_digest
 
 __all__ = [
     "MAX_FRAME_PIXELS",
     "MAX_FRAME_SIDE",
-    "MAX_SOUND_PACKETS",
-    "MAX_VIDEO_BYTES",
     "MAX_VIDEO_FRAMES",
     "MAX_VIDEO_SECONDS",
-    "SOUND_CODECS",
     "TEXT_SUFFIXES",
     "VIDEO_FORMAT_NAMES",
     "VIDEO_SUFFIXES",
-    "VIDEO_VERSION",
     "FrameGrid",
     "VideoHeader",
     "VideoHeaderError",

@@ -1,6 +1,6 @@
 """Who may do what: identities and their rights, checked for every call."""
 
-from dataserver.serving.access.access import Access, Caller, require_right
+from dataserver.serving.access.access import Access, require_right
 from dataserver.serving.access.audit import Audit
 from dataserver.serving.access.gate import Gate
 from dataserver.serving.access.policy import EVERYBODY, Identity, Policy, Right, load_policy
@@ -12,7 +12,6 @@ __all__ = [
     "Audit",
     "ByteRate",
     "ByteRates",
-    "Caller",
     "Gate",
     "Identity",
     "Policy",
