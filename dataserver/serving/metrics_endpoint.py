@@ -22,10 +22,6 @@ from dataserver.serving.tls import ServerTls
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PATH: Final = "/metrics"
-MAX_CONNECTIONS: Final = 16
-"""Most connections at once; one more is closed."""
-CONNECTION_S: Final = 5.0
-"""A connection is closed after so long, whatever it is doing."""
 
 
 class MetricsEndpoint:
@@ -61,9 +57,6 @@ class MetricsEndpoint:
 
 
 class _HttpServer(BoundedHttpServer):
-    max_connections = MAX_CONNECTIONS
-    connection_s = CONNECTION_S
-
     def __init__(
         self, host: str, port: int, render: Callable[[], bytes], access: Access, tls: ServerTls | None
     ) -> None:

@@ -87,7 +87,7 @@ def test_certificates(datasets: dict[str, Path], tmp_path: Path) -> None:
 def test_a_handshake_that_stalls_is_ended(
     datasets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataserver.serving.metrics_endpoint.CONNECTION_S", 0.2)
+    monkeypatch.setattr("dataserver.serving.http_server.BoundedHttpServer.connection_s", 0.2)
     authority = Authority(tmp_path / "pki")
     with running(datasets, metrics_listen="127.0.0.1:0", **authority.server()) as server:
         where = split_address(server.metrics_address)
@@ -99,4 +99,5 @@ def test_a_handshake_that_stalls_is_ended(
                         pass
                 except ConnectionResetError:
                     continue
+        monkeypatch.undo()
         assert get(server, ssl.create_default_context(cafile=str(authority.file)))[0] == 200
