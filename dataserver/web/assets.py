@@ -14,18 +14,18 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asset:
-    """A file of the pages, as it is sent."""
+class Body:
+    """The bytes of an answer, and their type."""
 
     content_type: str
     body: bytes
 
 
-def load_assets() -> dict[str, Asset]:
+def load_assets() -> dict[str, Body]:
     """The files by the path of their request; `/` is the page itself."""
     found = {}
     for file in (files("dataserver.web") / "static").iterdir():
         kind = file.name.rpartition(".")[2]
         if kind in _TYPES:
-            found[f"/{file.name}"] = Asset(_TYPES[kind], file.read_bytes())
+            found[f"/{file.name}"] = Body(_TYPES[kind], file.read_bytes())
     return {**found, "/": found["/index.html"]}

@@ -20,8 +20,9 @@ from dataserver.dataset import Dataset, DatasetError, Filter, ImageRef, Shard, S
 from dataserver.images import U8, ImageFault, ImageShape, decode_patches
 from dataserver.planning.job.fields import Sizing
 from dataserver.video import VideoShape, decode_first_frame
+from dataserver.web.assets import Body
 from dataserver.web.datasets import DatasetPages, number
-from dataserver.web.server import Body, Query, RequestError, Route
+from dataserver.web.server import Query, RequestError, Route
 
 FOUND: Final = 24
 """Most samples in one answer."""

@@ -12,7 +12,6 @@ import json
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -22,7 +21,7 @@ from dataserver.dataset import printable
 from dataserver.serving.access import Audit
 from dataserver.serving.binding import when_free
 from dataserver.serving.http_server import BoundedHttpServer, QuietHandler
-from dataserver.web.assets import load_assets
+from dataserver.web.assets import Body, load_assets
 from dataserver.web.visitors import Door, RefusedError
 
 MAX_CONNECTIONS: Final = 64
@@ -52,14 +51,6 @@ class RequestError(ValueError):
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
         self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The bytes of an answer, and their type."""
-
-    content_type: str
-    body: bytes
 
 
 Route = Callable[[Query], Any]
@@ -150,7 +141,7 @@ class _Handler(QuietHandler):
         if not self._is_for_this_server() or not self._is_let_in(path) or not self._is_from_this_site(path):
             return
         if (asset := self.server.assets.get(path)) is not None:
-            self._send(HTTPStatus.OK, asset.content_type, asset.body)
+            self._send(HTTPStatus.OK, asset)
         elif (route := self.server.routes.get(path)) is not None:
             self._answer(route, query)
         else:
@@ -169,7 +160,7 @@ class _Handler(QuietHandler):
             _log.exception("%s cannot be answered", printable(self.path, 200))
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "a defect of this server; its log has the details")
         else:
-            self._send(HTTPStatus.OK, found.content_type, found.body)
+            self._send(HTTPStatus.OK, found)
 
     def _is_for_this_server(self) -> bool:
         named = self.headers.get_all("host") or []
@@ -207,16 +198,13 @@ class _Handler(QuietHandler):
         self._refuse(status, explain or message or status.phrase)
 
     def _refuse(self, status: HTTPStatus, why: str, extra: Mapping[str, str] | None = None) -> None:
-        self._send_json(status, {"error": why}, extra)
+        self._send(status, Body("application/json", json_bytes({"error": why})), extra)
 
-    def _send_json(self, status: HTTPStatus, found: Any, extra: Mapping[str, str] | None = None) -> None:
-        self._send(status, "application/json", json_bytes(found), extra)
-
-    def _send(self, status: HTTPStatus, content_type: str, body: bytes, extra: Mapping[str, str] | None = None) -> None:
-        headers = {**HEADERS, **(extra or {}), "Content-Type": content_type}
+    def _send(self, status: HTTPStatus, found: Body, extra: Mapping[str, str] | None = None) -> None:
+        body, headers = found.body, {**HEADERS, **(extra or {}), "Content-Type": found.content_type}
         asked = getattr(self, "headers", None)  # a request that cannot be read has none
         takes_gzip = asked is not None and "gzip" in (asked.get("accept-encoding") or "")
-        if takes_gzip and len(body) >= WORTH_ZIPPING_BYTES and not content_type.startswith("image/jpeg"):
+        if takes_gzip and len(body) >= WORTH_ZIPPING_BYTES and not found.content_type.startswith("image/jpeg"):
             body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
         self.send_response(status)
         for name, value in headers.items():
