@@ -74,14 +74,14 @@ def web(
     door = None if web_tokens is None else TokenDoor(Watched([web_tokens], lambda: load_tokens(web_tokens)))
     tls = _tls(web_cert, web_key)
     _check_open(host, door is not None, tls is not None, insecure)
-    channels = Channels(credentials)
-    watch, work = FleetWatch(NamedServers(names, channels), interval_s), Background()
+    servers = NamedServers(names, Channels(credentials))
+    watch, work = FleetWatch(servers, interval_s), Background()
     local = NO_DATASETS
     if has_datasets:
         silence_pillow_warnings()
         settings = data.settings()
         local = LocalData(Catalog.open(settings), settings.datasets, settings.index_dirs)
-    rights, reports = ListedDatasets(names, channels), StepReports(NamedServers(names, channels))
+    rights, reports = ListedDatasets(servers), StepReports(servers)
     datasets = DatasetPages(local, work, rights.fingerprints if names else None)
     routes: dict[str, Route] = {"/api/fleet": FleetPage(watch).document, **dataset_routes(datasets)}
     of_file = None if job is None else _job(job, local.catalog, datasets)

@@ -1,7 +1,7 @@
 """The page of a fleet as JSON: what `dataserver top` and `dataserver doctor` say, in numbers."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from dataserver.reporting.fleet_numbers import (
 from dataserver.web.fleet_watch import Check, FleetWatch, Look, Point, without
 from dataserver.web.rank_waits import RankOfJob
 from dataserver.web.server import Query, json_bytes
+from dataserver.web.visitors import MayRead
 
 MAX_CHARS: Final = 256
 """Most characters of a text that a server sent."""
@@ -35,8 +36,6 @@ MAX_RANKS: Final = 8192
 """Ranks that are sent to a page; those furthest behind come first where there are more."""
 MAX_FAILED: Final = 200
 """Failed samples and shards that are sent to a page, the newest."""
-MayRead = Callable[[str], bool]
-"""Whether a dataset of this name may be shown to who asks."""
 
 
 class FleetPage:

@@ -8,11 +8,10 @@ from typing import Any, Final, Protocol
 from dataserver.dataset import printable
 from dataserver.jobs import JOB_CHARS, JobPlanner
 from dataserver.web.server import Query, RequestError
+from dataserver.web.visitors import MayRead
 
 MAX_JOBS: Final = 256
 """Most jobs that are listed."""
-MayRead = Callable[[str], bool]
-"""Whether a dataset of this name may be shown to who asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """Which datasets may be shown: those that the fleet lists for the credentials of this process."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import monotonic
 from typing import Final
 
 from disttrain.v1.data_service_pb2 import GetDatasetInfoRequest
 
-from dataserver.reporting.fleet_calls import GET_DATASET_INFO, FleetChannels, NamedServers, ask_all
-from dataserver.security import Channels
+from dataserver.reporting.fleet_calls import GET_DATASET_INFO, FleetChannels, Servers, ask_all
 
 AGAIN_S: Final = 10.0
 """Servers are asked again after this time."""
@@ -20,8 +19,8 @@ ANSWER_S: Final = 5.0
 class ListedDatasets:
     """The datasets that any server lists. Thread-safe."""
 
-    def __init__(self, names: Sequence[str], channels: Channels) -> None:
-        self._channels = FleetChannels(NamedServers(names, channels))
+    def __init__(self, servers: Servers) -> None:
+        self._channels = FleetChannels(servers)
         self._asking = threading.Lock()
         """Held by the thread that asks servers; others go on with the last answer while it is valid."""
         self._answer: tuple[float, Mapping[str, str]] = float("-inf"), {}

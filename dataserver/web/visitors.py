@@ -1,7 +1,7 @@
 """Who may see the pages: whoever has a token of a file, or all that the tokens and policy of a server let in."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -13,6 +13,8 @@ from dataserver.serving.access import EVERYBODY, Access, Identity, Right, requir
 from dataserver.serving.errors import DataServiceError
 
 FLEET_PATH: Final = "/api/fleet"
+MayRead = Callable[[str], bool]
+"""Whether a dataset of this name may be shown to who asks."""
 
 
 class RefusedError(Exception):

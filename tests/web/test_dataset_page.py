@@ -28,6 +28,7 @@ from dataserver.assembly import load_tokenizer
 from dataserver.dataset import Dataset, build_index, count_tokens, lint
 from dataserver.jobs import Catalog, dataset_card
 from dataserver.reporting.card_sections import card_sections
+from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.security import Channels, Credentials
 from dataserver.serving.config import load_config
 from dataserver.web.background import Background
@@ -225,7 +226,7 @@ def test_a_dataset_that_no_server_lists_for_these_credentials_does_not_exist(
     credentials = Credentials(token_file=tmp_path / "alice")
     options = {"token_file": tmp_path / "tokens", "policy": tmp_path / "policy.yaml"}
     with running(folders, credentials=credentials, **options) as server:
-        listed = ListedDatasets((server.address, "127.0.0.1:1"), Channels(credentials)).fingerprints
+        listed = ListedDatasets(NamedServers((server.address, "127.0.0.1:1"), Channels(credentials))).fingerprints
         with pages(folders, listed) as address:
             found = ask(address, "datasets")
             assert [dataset["name"] for dataset in found["datasets"]] == ["docs"]
@@ -238,7 +239,7 @@ def test_a_dataset_that_no_server_lists_for_these_credentials_does_not_exist(
 
 
 def test_where_no_server_answers_no_dataset_is_shown(folders: dict[str, Path]) -> None:
-    listed = ListedDatasets(("127.0.0.1:1",), Channels()).fingerprints
+    listed = ListedDatasets(NamedServers(("127.0.0.1:1",), Channels())).fingerprints
     with pages(folders, listed) as address:
         assert ask(address, "datasets") == {"datasets": [], "withheld": 2}
 
@@ -263,7 +264,7 @@ class Lister(Stranger):
 def test_rights_that_are_withdrawn_expire_and_nobody_waits_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Lister("d")
     with grpc_server(server) as address:
-        listed = ListedDatasets((address,), Channels())
+        listed = ListedDatasets(NamedServers((address,), Channels()))
         assert list(listed.fingerprints()) == ["d"]
         server.names = ()
         assert list(listed.fingerprints()) == ["d"], "it is not asked at every request"
