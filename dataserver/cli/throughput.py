@@ -91,8 +91,7 @@ def sampled(dataset: Dataset, num_samples: int, sizing: Sizing) -> list[Sample]:
     """Samples spread evenly over all shards, in the order in which storage has them."""
     found = []
     for shard, row in spread_evenly(dataset, num_samples):
-        first, end = shard.sizes().image_offsets[row : row + 2].tolist()
-        refs = list(shard.images((row, i) for i in range(end - first)))
+        refs = shard.images_of(row)
         found.append(Sample(tuple(zip(refs, _items(refs, sizing), strict=True))))
     return found
 

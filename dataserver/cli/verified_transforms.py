@@ -60,8 +60,8 @@ Found = Iterator[tuple[Shard, str, str]]
 def _verify_pixels(dataset: Dataset, wanted: InstalledTransform, runs: Runs) -> Found:
     options = as_pixels(wanted)
     for shard, row in spread_evenly(dataset, MOST_SAMPLES):
-        key, count = shard.keys()[row], int(np.diff(shard.sizes().image_offsets)[row])
-        for ref in shard.images((row, i) for i in range(count)):
+        key = shard.keys()[row]
+        for ref in shard.images_of(row):
             if not ref.is_image:
                 continue
             grid = patch_grid(ref.width, ref.height, _SIZING)

@@ -107,12 +107,11 @@ def _judge_shard(dataset: Dataset, shard: Shard, judge: Judge) -> Iterator[Shard
     """Decode all images of a shard in threads, yielding one finding per sample that does not decode."""
     num_workers = usable_cores()
     keys = shard.keys()
-    offsets = shard.sizes().image_offsets
     rows = iter(range(shard.num_samples))
     with ThreadPoolExecutor(num_workers) as executor:
         # `map` submits all that it is given: a window bounds what waits. The threads share only `Dataset.read`.
         while window := list(itertools.islice(rows, 16 * num_workers)):
-            refs = [[shard.image(row, i) for i in range(int(offsets[row + 1] - offsets[row]))] for row in window]
+            refs = [shard.images_of(row) for row in window]
             for row, found in zip(
                 window, executor.map(lambda images: _worst(dataset, images, judge), refs), strict=True
             ):

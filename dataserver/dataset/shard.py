@@ -180,6 +180,12 @@ class Shard:
         rows = self._rows()
         return [self._image(rows, row, i) for row, i in places]
 
+    def images_of(self, row: int) -> list[ImageRef]:
+        """Return where all images of a sample lie, in order. Raises IndexError where there is no such row."""
+        self.check_row(row)
+        first, end = self._rows().image_offsets[row : row + 2].tolist()
+        return self.images((row, i) for i in range(end - first))
+
     def image_bytes(self) -> npt.NDArray[np.int64]:
         """Return int64[images]: the encoded bytes of each, in row and document order."""
         return self._rows().image_length

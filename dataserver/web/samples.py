@@ -100,7 +100,7 @@ class SamplePages:
         shard, row = _located(query, dataset)
         try:
             (_, about), parts = next(iter(describe(dataset, [(shard.position, row)]))), shard.parts(row)
-            refs = _refs(shard, row)
+            refs = shard.images_of(row)
             images = [self._image(dataset, ref) for ref in refs[:MAX_IMAGES]]
         except (DatasetError, OSError) as error:
             raise _refusal(error) from None
@@ -124,7 +124,7 @@ class SamplePages:
         shard, row = _located(query, dataset)
         i, side = number(query, "image", 0, 1 << 32), max(number(query, "side", 256, MAX_SIDE), 1)
         try:
-            refs = _refs(shard, row)
+            refs = shard.images_of(row)
             if i >= len(refs):
                 raise RequestError(f"image {i} was asked for; the sample has {len(refs)}", HTTPStatus.NOT_FOUND)
             if refs[i].is_audio:
@@ -243,13 +243,8 @@ def _located(query: Query, dataset: Dataset) -> tuple[Shard, int]:
     return dataset.shards[shard], row
 
 
-def _refs(shard: Shard, row: int) -> list[ImageRef]:
-    first, end = shard.sizes().image_offsets[row : row + 2].tolist()
-    return shard.images((row, i) for i in range(end - first))
-
-
 def _brief(shard: Shard, row: int, key: str) -> dict[str, Any]:
-    texts, refs = shard.parts(row).texts, _refs(shard, row)
+    texts, refs = shard.parts(row).texts, shard.images_of(row)
     return {
         "shard": shard.position,
         "row": row,
