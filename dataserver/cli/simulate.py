@@ -12,11 +12,11 @@ from dataserver.cli.arguments import MaybeInt, Switch
 from dataserver.cli.comparison_table import beyond, comparison_table, notes, verdict
 from dataserver.cli.jobs import NO_DATA, Data, open_job
 from dataserver.cli.progress import progress_bar
-from dataserver.cli.tables import console_for_tables
+from dataserver.cli.tables import ablation_table, console_for_tables
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import layout_of
-from dataserver.reporting.ablation import AblationRow, ablation_rows, ablation_table
+from dataserver.reporting.ablation import AblationRow, ablation_rows
 from dataserver.reporting.alternatives import Alternative, alternatives_of, changes
 from dataserver.reporting.comparison import Outcome, compare
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from dataserver.planning.job.fields import ModuleKind, Stream
 from dataserver.planning.job.spec import Execution, JobSpec
 from dataserver.planning.plan.expectation import imbalance
-from dataserver.reporting.ablation import AblationRow, ablation_table
+from dataserver.reporting.ablation import COLUMNS, TITLE, AblationRow
 
 WIDTH: Final = 110
 """Width of tables, in characters, where the output is no terminal."""
@@ -86,6 +86,14 @@ def _table(title: str, *columns: str, numbers: Iterable[str] = ()) -> Table:
     right = set(numbers)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return table
+
+
+def ablation_table(rows: Iterable[AblationRow]) -> Table:
+    """Rows of an ablation."""
+    table = _table(TITLE, *COLUMNS, numbers=COLUMNS[1:])
+    for row in rows:
+        table.add_row(*row.cells)
     return table
 
 

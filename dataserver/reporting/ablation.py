@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from rich import box
-from rich.table import Table
-
 from dataserver.planning.planner import AblationResult
 
 TITLE: Final = "from the baseline to the plan, one change at a time"
@@ -63,13 +60,3 @@ def ablation_rows(times: Iterable[tuple[str, float | None]]) -> list[AblationRow
         found.append(AblationRow(title, step_ns, step_ns / max(before, 1), step_ns / max(first, 1)))
         before = step_ns
     return found
-
-
-def ablation_table(rows: Iterable[AblationRow]) -> Table:
-    """The rows for a terminal."""
-    table = Table(title=TITLE, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row.cells)
-    return table
