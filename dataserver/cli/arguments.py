@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _SAYS_ITSELF = tyro.conf.arg(help_behavior_hint="")
 """The help text says what holds without the flag, and whether it may be repeated."""
 
+DatasetPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+"""A folder of shards, or a shard, that a command reads."""
+Addresses = Annotated[
+    tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS...", help_behavior_hint="(required)")
+]
 Pairs = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=PATH", help_behavior_hint="")]
 """A flag that is given several times, each with NAME=PATH."""
 Entries = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]

@@ -1,7 +1,6 @@
 """`dataserver bench`: measures how many cores a dataset needs."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tyro
@@ -9,7 +8,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.cli.arguments import MaybeInt, MaybePath, Transforms, sizing_of, sizing_of_job, transforms_of_job
+from dataserver.cli.arguments import (
+    DatasetPath,
+    MaybeInt,
+    MaybePath,
+    Transforms,
+    sizing_of,
+    sizing_of_job,
+    transforms_of_job,
+)
 from dataserver.cli.tables import console_for_tables
 from dataserver.cli.throughput import READING, WARM_SAMPLES, Decoded, Made, Maker, Rate, images_of, sampled
 from dataserver.cli.transform_costs import TransformCost, pixel_transforms, transform_cost
@@ -27,7 +34,7 @@ RATES: Final = (100, 300, 1_000, 3_000, 10_000)
 
 
 def bench(
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    path: DatasetPath,
     index_dir: MaybePath = None,
     samples: Annotated[int, tyro.conf.arg(help_behavior_hint="")] = 400,
     rate: MaybeInt = None,

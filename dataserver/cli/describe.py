@@ -3,12 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
-from dataserver.cli.arguments import MaybePath, Text, Transforms, tokenizer_files
+from dataserver.cli.arguments import DatasetPath, MaybePath, Text, Transforms, tokenizer_files
 from dataserver.cli.card_page import card_page
 from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
@@ -23,7 +20,7 @@ WIDTH = 80
 
 
 def describe(
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    path: DatasetPath,
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,
     tokenizer: str = BYTES,

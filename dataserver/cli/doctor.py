@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from time import time
-from typing import Annotated, Final
+from typing import Final
 
-import tyro
 from disttrain.v1.admin_service_pb2 import ListFailuresResponse
 
-from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.cli.arguments import Addresses, ServerCredentials, Switch, server_names
 from dataserver.planning.plan.naming import counted
 from dataserver.reporting.fleet_calls import NamedServers
 from dataserver.reporting.fleet_checks import Finding, check, summary
@@ -22,9 +21,7 @@ MAX_FAILED: Final = 20
 
 
 def doctor(
-    addresses: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS...", help_behavior_hint="(required)")
-    ],
+    addresses: Addresses,
     insecure: Switch = False,
     credentials: ServerCredentials = NO_CREDENTIALS,
 ) -> int:

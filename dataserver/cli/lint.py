@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Final
-
-import tyro
+from typing import Final
 
 from dataserver.assembly import BYTES, fault_of
-from dataserver.cli.arguments import MaybePath, Switch, Text, Transforms, tokenizer_files
+from dataserver.cli.arguments import DatasetPath, MaybePath, Switch, Text, Transforms, tokenizer_files
 from dataserver.cli.jobs import WrittenStream, long_samples
 from dataserver.cli.progress import progress_bar
 from dataserver.cli.verified_transforms import verify
@@ -25,7 +23,7 @@ FOUND: Final = 1
 
 
 def lint(
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    path: DatasetPath,
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,
     decode: Switch = False,

@@ -11,6 +11,7 @@ import tyro
 
 from dataserver.assembly import BYTES, load_tokenizer
 from dataserver.cli.arguments import (
+    DatasetPath,
     MaybeInt,
     MaybePath,
     Switch,
@@ -142,7 +143,7 @@ NO_LENGTHS: Final = LengthFlags()
 
 
 def sizes(
-    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    path: DatasetPath,
     output: Path,
     index_dir: MaybePath = None,
     quarantine: MaybePath = None,

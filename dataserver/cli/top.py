@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.live import Live
 
-from dataserver.cli.arguments import ServerCredentials, Switch, server_names
+from dataserver.cli.arguments import Addresses, ServerCredentials, Switch, server_names
 from dataserver.cli.fleet_tables import fleet_tables
 from dataserver.cli.tables import console_for_tables
 from dataserver.reporting.fleet_failures import Failed, FailureWatch
@@ -25,9 +25,7 @@ MAX_INTERVAL_S: Final = 3600.0
 
 
 def top(
-    addresses: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ADDRESS...", help_behavior_hint="(required)")
-    ],
+    addresses: Addresses,
     interval_s: Annotated[float, tyro.conf.arg(help_behavior_hint="")] = 2.0,
     once: Switch = False,
     credentials: ServerCredentials = NO_CREDENTIALS,
