@@ -47,6 +47,6 @@ class AppliedTransforms:
         """Apply the transforms of metadata to an indexed dataset, and print what they did. Raises DatasetError."""
         for wanted in self.metadata:
             with progress_bar(f"transforming metadata ({wanted.name})") as report:
-                found = derive_columns(path, self.pool, wanted, index_dir, report, part.of)
+                found = derive_columns(path, self.pool, wanted, index_dir, report, part)
             counts = f"{found.num_left_out} samples left out, {found.num_made} shards transformed now"
             print(f"  metadata     {counts} ({wanted.key()})")

@@ -226,14 +226,14 @@ def _index_one(
         of = tokenizer.name if name == OWN else f"{tokenizer.name}, caption {name}"
         of += f", transforms {key}" if key else ""
         with progress_bar(f"counting tokens ({of})") as report:
-            tokens = count_tokens(path, tokenizer, index_dir, report, name, part.of, key)
+            tokens = count_tokens(path, tokenizer, index_dir, report, name, part, key)
         for kind, count in sorted(tokens.findings.items()):
             print(f"  {KINDS[kind]:<12} {count} {kind} ({of})")
         print(f"  tokens       {tokens.num_tokens} ({of}, digest {tokenizer.digest})")
     applied.derive(path, index_dir, part)
     for chat in chats:
         with progress_bar(f"rendering conversations ({chat.name})") as report:
-            tokens = count_chats(path, chat, index_dir, report, part.of, workers)
+            tokens = count_chats(path, chat, index_dir, report, part, workers)
         for kind, count in sorted(tokens.findings.items()):
             print(f"  {KINDS[kind]:<12} {count} {kind} ({chat.name})")
         print(f"  tokens       {tokens.num_tokens} ({chat.name}, conversations, template {chat.chat_digest})")

@@ -22,11 +22,12 @@ from dataserver.dataset.evictions import EvictionCounts, Evictions
 from dataserver.dataset.filter_grammar import compile_filter, filter_parts
 from dataserver.dataset.filters import Filter
 from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, write_arrays
-from dataserver.dataset.index.build import WHOLE, Part, build_index
+from dataserver.dataset.index.build import build_index
 from dataserver.dataset.index.chat_batches import EncodedChat
 from dataserver.dataset.index.chat_tokens import count_chats
 from dataserver.dataset.index.derived import DerivedColumns, derive_columns, derive_table
 from dataserver.dataset.index.numeric import ShardSizes
+from dataserver.dataset.index.parts import WHOLE, Part
 from dataserver.dataset.index.rules import (
     Conversations,
     IndexRules,
@@ -56,6 +57,7 @@ from dataserver.dataset.lint import LintReport, lint
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import Memory, processes_within, usable_memory
 from dataserver.dataset.machine.workers import Engine, in_processes
+from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import DocumentParts, ImageRef, Shard
 from dataserver.dataset.shard_tokens import ChatParts, TokenizedDocument
@@ -124,6 +126,7 @@ __all__ = [
     "OnTokenError",
     "Part",
     "Piece",
+    "Progress",
     "Quarantine",
     "QuarantineError",
     "SampleDescription",
@@ -164,6 +167,7 @@ __all__ = [
     "publish",
     "read_arrays",
     "texts_key",
+    "untold",
     "usable_cores",
     "usable_memory",
     "write_arrays",

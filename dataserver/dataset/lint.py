@@ -14,6 +14,7 @@ from dataserver.dataset.index.summary import IndexContent
 from dataserver.dataset.index.twins import with_images_elsewhere
 from dataserver.dataset.kinds import KINDS, TRUNCATED_IMAGE, UNDECODABLE, Effect
 from dataserver.dataset.machine.cores import usable_cores
+from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
 from dataserver.dataset.shards.listing import list_shards
@@ -47,7 +48,7 @@ def lint(
     index_dir: Path | None = None,
     judge: Judge | None = None,
     quarantine_file: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = untold,
     max_listed: int | None = None,
     wants_quarantine: bool = True,
 ) -> LintReport:
@@ -92,8 +93,7 @@ def lint(
             findings += failures
             dropped += [(failure.shard, failure.key) for failure in failures if failure.kind == UNDECODABLE]
         done += shard.num_samples
-        if progress is not None:
-            progress(done, num_samples)
+        progress(done, num_samples)
     findings = with_images_elsewhere(findings)
     quarantine = Quarantine.from_samples(dropped)
     if quarantine_file is not None:

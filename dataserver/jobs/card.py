@@ -1,7 +1,7 @@
 """The card of a dataset: what it holds, what is odd in it, and what filters would drop."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from dataserver.dataset import (
     Dataset,
     DerivedColumns,
     Filter,
+    Progress,
     Shard,
     ShardSizes,
     compile_filter,
@@ -119,7 +120,7 @@ def dataset_card(
     dataset: Dataset,
     tokenizer: Tokenizer,
     filters: Sequence[str],
-    progress: Callable[[int, int], None],
+    progress: Progress,
     transforms: Sequence[InstalledTransform] = (),
 ) -> DatasetCard:
     """Look at the index of each shard of a dataset; no shard is read.

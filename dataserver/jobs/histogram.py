@@ -1,7 +1,7 @@
 """How many samples of a dataset have which size: what `trainclient orchestrate` chooses layouts by."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.dataset import Dataset, compile_filter
+from dataserver.dataset import Dataset, Progress, compile_filter
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning import I64
 from dataserver.planning.job.fields import MICROSECONDS, Modality, Sizing
@@ -77,7 +77,7 @@ class Counted:
 def size_histogram(
     dataset: Dataset,
     rules: Rules,
-    progress: Callable[[int, int], None],
+    progress: Progress,
     seq_len: int | None = None,
     with_texts: bool = False,
 ) -> Counted:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dataserver.dataset import (
     DatasetError,
     Filter,
+    Progress,
     Quarantine,
     Shard,
     ShardSizes,
@@ -20,6 +21,7 @@ from dataserver.dataset import (
     in_processes,
     processes_within,
     texts_key,
+    untold,
     usable_cores,
     usable_memory,
 )
@@ -47,8 +49,6 @@ TASK: Final = 16
 NICENESS: Final = 10
 """Niceness of the processes that a server starts: its streams come first."""
 _has_processes: Final = threading.Lock()
-Progress = Callable[[int, int], object]
-"""Called with (shards done, shards in total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Rules:
 def compute_statistics(
     shards: Sequence[Shard],
     rules: Rules,
-    progress: Progress = lambda _done, _total: None,
+    progress: Progress = untold,
     look: Callable[[], object] = lambda: None,
     workers: int | None = None,
     niceness: int = NICENESS,
@@ -108,7 +108,7 @@ def compute_statistics(
     Args:
         shards: of one dataset.
         rules: which samples count, and how they are sized.
-        progress: told how far it is.
+        progress: called with (shards done, shards in total).
         look: called often; what it raises ends the work.
         workers: processes; by default one for each core, a few at most, and no more than there is memory for.
         niceness: by how much these give way to others.

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataserver.dataset import Array, ArraysError, Dataset, DatasetError, Shard, read_arrays, write_arrays
+from dataserver.dataset import Array, ArraysError, Dataset, DatasetError, Progress, Shard, read_arrays, write_arrays
 from dataserver.jobs.errors import StatisticsPendingError
 from dataserver.jobs.memory_usage import memory_of
 from dataserver.jobs.scheduler import IsCancelled, WorkCancelledError, never_cancelled
-from dataserver.jobs.shard_statistics import Progress, Rules, compute_statistics
+from dataserver.jobs.shard_statistics import Rules, compute_statistics
 from dataserver.jobs.single_flight import LOOK_S, SingleFlightCache
 from dataserver.planning import I64
 from dataserver.planning.stream.statistics import Lists, ShardStatistics, join_statistics

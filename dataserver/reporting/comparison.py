@@ -1,11 +1,12 @@
 """What the simulator expects of the same steps when they are planned in different ways."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
+from dataserver.dataset import Progress
 from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.layouts.interface import layout_of
@@ -49,7 +50,7 @@ def compare(
     planner: JobPlanner,
     alternatives: Sequence[Alternative],
     steps: Sequence[int],
-    report: Callable[[int, int], None],
+    report: Progress,
     timed: bool = True,
 ) -> list[Outcome]:
     """Plan the steps in every way and simulate them.

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final, NoReturn
 
-from dataserver.dataset import DatasetError
+from dataserver.dataset import DatasetError, Progress
 from dataserver.planning.balancing import BinBudgetError
 from dataserver.planning.job.identity import JobSpecError
 from dataserver.planning.job.limits import PlanLimitError
@@ -39,9 +39,6 @@ MAX_FOUND: Final = 24
 """Results that are remembered; the least recently asked for go first."""
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]
-"""Told what is done, and of how much."""
 
 
 class _Work:

@@ -6,10 +6,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from dataserver.dataset import KINDS, Dataset, LintReport, TokensMissingError, lint, printable
+from dataserver.dataset import KINDS, Dataset, LintReport, Progress, TokensMissingError, lint, printable
 from dataserver.jobs import Catalog, dataset_card
 from dataserver.reporting.card_sections import card_sections
-from dataserver.web.background import Background, Progress
+from dataserver.web.background import Background
 from dataserver.web.server import Query, RequestError
 
 MAX_FINDINGS: Final = 20_000

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from disttrain.v1.data_service_pb2 import StepTimes
 
-from dataserver.dataset import Dataset, printable
+from dataserver.dataset import Dataset, Progress, printable
 from dataserver.jobs import JobPlanner
 from dataserver.planning.layouts.interface import PlannedTimeline
 from dataserver.planning.plan.expectation import imbalance
@@ -22,7 +22,7 @@ from dataserver.reporting.ablation import mean_ablation
 from dataserver.reporting.alternatives import alternatives_of, changes
 from dataserver.reporting.comparison import Outcome, compare
 from dataserver.reporting.timelines import bars_of, critical_ns, labels_of, modules_of
-from dataserver.web.background import Background, Progress
+from dataserver.web.background import Background
 from dataserver.web.datasets import number
 from dataserver.web.jobs import Jobs, PickedJob
 from dataserver.web.measured import measured_document

@@ -9,7 +9,7 @@ import json
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,6 +32,7 @@ from dataserver.dataset.index.notes import write_note
 from dataserver.dataset.index.rules import MediaMembers
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.workers import Engine, shared_out
+from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.shards.external import ExternalFiles, file_state
 from dataserver.dataset.shards.modalities import Media, served_media
 from dataserver.dataset.storage.registry import storage_of
@@ -106,7 +107,7 @@ def convert(
     target: Path,
     shard_bytes: int = SHARD_BYTES,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = untold,
     engine: Engine | None = None,
     images_root: Path | None = None,
     audio: MediaMembers = MediaMembers.SERVE,
@@ -153,8 +154,7 @@ def convert(
             else:
                 found[left[position]] = converted
             num_done += sizes[left[position]]
-            if progress is not None:
-                progress(num_done, sum(sizes))
+            progress(num_done, sum(sizes))
     except OSError as error:
         raise DatasetError(f"cannot convert {source} into {target}: {error}; check both and run it again") from error
     if failed:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from dataserver.dataset.energon import field_captions
 from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
@@ -22,6 +22,7 @@ from dataserver.dataset.index.fresh import read_index
 from dataserver.dataset.index.join_findings import note_join_findings
 from dataserver.dataset.index.joins import Joins, ShardJoins, State, find_joins
 from dataserver.dataset.index.numeric import has_numeric
+from dataserver.dataset.index.parts import WHOLE, Part
 from dataserver.dataset.index.pending import PendingIndexes
 from dataserver.dataset.index.refreshing import (
     Made,
@@ -38,6 +39,7 @@ from dataserver.dataset.index.summary import IndexContent, Summary, write_summar
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import Engine, LostWorkerError, shared_out
+from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.blocks import DEFAULT_MEMORY_BYTES
@@ -48,27 +50,8 @@ _log = logging.getLogger(__name__)
 
 WORKER_BYTES: Final = 160 << 20
 """Memory of a process that indexes shards of 10,000 samples."""
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in total)."""
 Indexed = Callable[[Path], object]
 """Called with the folder that the shards lie in."""
-
-
-class Part(NamedTuple):
-    """One of several machines that index the same dataset: every `of_all`-th shard, from the one of its number on."""
-
-    number: int
-    of_all: int
-
-    def of(self, shards: Sequence[ShardFile]) -> tuple[ShardFile, ...]:
-        """The shards of this machine. Raises DatasetError if there are none."""
-        found = tuple(shards[self.number :: self.of_all])
-        if not found:
-            raise DatasetError(f"--shards {self.number}/{self.of_all}: there are {len(shards)} shards; use fewer parts")
-        return found
-
-
-WHOLE: Final = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +74,7 @@ def build_index(
     path: Path,
     index_dir: Path | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = untold,
     rules: IndexRules = DEFAULT_RULES,
     part: Part = WHOLE,
     engine: Engine | None = None,
@@ -104,7 +87,7 @@ def build_index(
         index_dir: where indexes go instead of beside the shards, under the same relative paths.
         workers: number of processes; by default one for each usable core that there is memory for. One works in this
             process.
-        progress: called as shards finish.
+        progress: called with (bytes done, bytes in total) as shards finish.
         rules: what decides samples and texts.
         part: shards that are indexed here, while other machines index others. What belongs to the dataset as a whole
             is left to a run over all of them.
@@ -203,7 +186,7 @@ class _Run:
         shards: Sequence[ShardFile],
         joins: Joins,
         workers: int | None,
-        progress: Progress | None,
+        progress: Progress,
         pending: PendingIndexes | None,
         engine: Engine | None,
         indexed: Indexed | None,
@@ -334,8 +317,7 @@ class _Run:
         yield from ((left[number], made) for number, made in there)
 
     def _tell(self, left: int) -> None:
-        if self._progress is not None:
-            self._progress(self.num_bytes - left, self.num_bytes)
+        self._progress(self.num_bytes - left, self.num_bytes)
 
 
 def _known_header(shard: ShardFile, summary: Summary) -> IndexHeader | None:

@@ -7,7 +7,7 @@ file of counts also says how many of either a sample has, and how many there are
 which a conversation may be cut.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,12 @@ from dataserver.dataset.index.chat_batches import (
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN, FLAG_BITS
 from dataserver.dataset.index.format import BATCH_ROWS, IndexHeader
 from dataserver.dataset.index.fresh import read_fresh_index
+from dataserver.dataset.index.parts import WHOLE, Part
 from dataserver.dataset.index.tokens import I32, TokensReport, count_shards, read_counts, texts_key, write_tokens
 from dataserver.dataset.machine.cores import usable_cores
 from dataserver.dataset.machine.memory import processes_within, usable_memory
 from dataserver.dataset.machine.workers import shared_out
+from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.planning.stream.captions import CHAT_PREFIX
 
@@ -48,8 +50,8 @@ def count_chats(
     path: Path,
     encoder: ChatEncoder,
     index_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+    progress: Progress = untold,
+    part: Part = WHOLE,
     workers: int | None = None,
 ) -> TokensReport:
     """Render and tokenize every conversation of the dataset at `path`, where that is not done yet.
@@ -61,8 +63,7 @@ def count_chats(
             What they write is the same for any number.
     """
     key = chat_key(encoder.digest, encoder.chat_digest)
-    found = find_shards(path, index_dir)
-    uncounted = list(_uncounted(found if choose is None else choose(found), key))
+    uncounted = list(_uncounted(part.of(find_shards(path, index_dir)), key))
     tasks = [
         BatchTask(encoder, shard.path, shard.index_path, header, batch)
         for shard, header in uncounted
@@ -74,12 +75,10 @@ def count_chats(
     rendered = shared_out(encode_batch, tasks, workers, None, _AHEAD * workers)
     with closing(in_order(rendered)) as batches:
         for done, (shard, header) in enumerate(uncounted):
-            if progress is not None:
-                progress(done, len(uncounted))
+            progress(done, len(uncounted))
             _write(shard, header, batches, encoder, key)
-    report = count_shards(path, key, lambda s, i: read_counts(s, i.header, key), index_dir, None, choose)
-    if progress is not None:
-        progress(report.num_shards, report.num_shards)
+    report = count_shards(path, key, lambda s, i: read_counts(s, i.header, key), index_dir, untold, part)
+    progress(report.num_shards, report.num_shards)
     return replace(report, num_counted=len(uncounted))
 
 

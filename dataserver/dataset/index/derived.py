@@ -6,7 +6,7 @@ false. A file names the transform and the digest of the index columns that it wa
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +27,8 @@ from dataserver.dataset.index.format import (
 )
 from dataserver.dataset.index.fresh import read_fresh_index
 from dataserver.dataset.index.numeric import IMAGE_COLUMNS, read_numeric
+from dataserver.dataset.index.parts import WHOLE, Part
+from dataserver.dataset.progress import Progress, told, untold
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.planning.job.fields import InstalledTransform, is_name
 from dataserver.transforms import TransformFailedError, TransformPool, TransformUnavailableError
@@ -53,8 +55,8 @@ def derive_columns(
     pool: TransformPool,
     wanted: InstalledTransform,
     index_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+    progress: Progress = untold,
+    part: Part = WHOLE,
 ) -> DeriveReport:
     """Apply a transform of metadata to every shard of the dataset at `path`, where that is not done yet.
 
@@ -64,18 +66,15 @@ def derive_columns(
         wanted: name, version and options.
         index_dir: where the indexes lie instead of beside the shards.
         progress: called with (shards done, shards in total).
-        choose: the shards that are transformed here; by default all.
+        part: the shards that are transformed here.
 
     Raises:
         StaleIndexError: a shard is not indexed.
         DatasetError: the transform failed or returned columns that no filter could name, or a file cannot be written.
     """
-    found = find_shards(path, index_dir)
-    shards = found if choose is None else choose(found)
+    shards = part.of(find_shards(path, index_dir))
     num_made = num_left_out = 0
-    for done, file in enumerate(shards):
-        if progress is not None:
-            progress(done, len(shards))
+    for file in told(shards, progress):
         indexed = read_fresh_index(file)
         try:
             table = read_derived(file, indexed.header, wanted.key())
@@ -84,8 +83,6 @@ def derive_columns(
             _write(file, indexed.header, wanted.key(), table)
             num_made += 1
         num_left_out += int(np.count_nonzero(~_stays(table)))
-    if progress is not None:
-        progress(len(shards), len(shards))
     return DeriveReport(len(shards), num_made, num_left_out)
 
 

@@ -43,8 +43,10 @@ from dataserver.dataset.index.format import (
     read_table,
 )
 from dataserver.dataset.index.fresh import IndexedShard, read_fresh_index
+from dataserver.dataset.index.parts import WHOLE, Part
 from dataserver.dataset.index.rules import Conversations, OnTokenError, read_rules
 from dataserver.dataset.kinds import KINDS, TEXT_TRANSFORM, UNENCODABLE, Effect
+from dataserver.dataset.progress import Progress, told, untold
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, find_shards
 from dataserver.planning.stream.captions import CHAT_PREFIX, TEXT_MARK, text_key
@@ -141,9 +143,9 @@ def count_tokens(
     path: Path,
     tokenizer: TextTokenizer,
     index_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = untold,
     caption: str = OWN,
-    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+    part: Part = WHOLE,
     transforms: str = "",
 ) -> TokensReport:
     """Tokenize every text of the dataset at `path`, shard by shard, where that is not done yet.
@@ -154,7 +156,7 @@ def count_tokens(
         index_dir: where the indexes lie instead of beside the shards.
         progress: called with (shards done, shards in total).
         caption: which is read instead of a sample's own text, where it has that one.
-        choose: the shards whose texts are tokenized here; by default all.
+        part: the shards whose texts are tokenized here.
         transforms: key of those that the tokenizer applies to texts first (`TransformingTokenizer`); empty for none.
 
     Raises:
@@ -163,7 +165,7 @@ def count_tokens(
     """
     key = texts_key(tokenizer.digest, text_key(caption, transforms))
     return count_shards(
-        path, key, lambda s, i: _tokenize_shard(s, i, tokenizer, caption, key), index_dir, progress, choose
+        path, key, lambda s, i: _tokenize_shard(s, i, tokenizer, caption, key), index_dir, progress, part
     )
 
 
@@ -171,18 +173,15 @@ def count_shards(
     path: Path,
     key: str,
     count: Callable[[ShardFile, IndexedShard], "TokenCounts"],
-    index_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    choose: Callable[[Sequence[ShardFile]], Sequence[ShardFile]] | None = None,
+    index_dir: Path | None,
+    progress: Progress,
+    part: Part,
 ) -> TokensReport:
     """Count tokens as `count_tokens` does, with a key and what makes both files of a shard."""
-    found = find_shards(path, index_dir)
-    shards = found if choose is None else choose(found)
+    shards = part.of(find_shards(path, index_dir))
     num_counted = num_texts = num_tokens = 0
     found_kinds = Counter[str]()
-    for done, shard in enumerate(shards):
-        if progress is not None:
-            progress(done, len(shards))
+    for shard in told(shards, progress):
         indexed = read_fresh_index(shard)
         header = indexed.header
         try:
@@ -195,8 +194,6 @@ def count_shards(
         num_texts += len(counts.counts)
         num_tokens += int(counts.counts.sum(dtype=np.int64))
         found_kinds.update(counts.findings.counts)
-    if progress is not None:
-        progress(len(shards), len(shards))
     num_failed = sum(count for kind, count in found_kinds.items() if KINDS[kind] is Effect.LEFT_OUT)
     return TokensReport(len(shards), num_counted, num_texts, num_tokens, num_failed, found_kinds)
 
