@@ -8,10 +8,11 @@ from dataserver.dataset.storage.folder import LISTING_NAME, FolderListings
 from dataserver.dataset.storage.interface import Storage
 from dataserver.dataset.storage.local import LocalStorage
 from dataserver.dataset.storage.remote import RemoteStorage
-from dataserver.dataset.storage.urls import ROOT_PARTS, Url
+from dataserver.dataset.storage.schemes import SCHEMES
+from dataserver.dataset.storage.urls import Url
 
 LOCAL: Final = LocalStorage()
-REMOTE: Final = {scheme: RemoteStorage(scheme) for scheme in ROOT_PARTS}
+REMOTE: Final = {scheme: RemoteStorage(scheme) for scheme in SCHEMES}
 FOLDERS: Final = FolderListings()
 STORAGES: Final[dict[str, Storage]] = {
     "": LOCAL,

@@ -25,8 +25,9 @@ from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.retries import RetryBudget
+from dataserver.dataset.storage.schemes import SCHEMES
 from dataserver.dataset.storage.seekable_file import SeekableFile
-from dataserver.dataset.storage.urls import HTTP, Url, as_url
+from dataserver.dataset.storage.urls import Url, as_url
 from dataserver.tracing import Kind, span
 
 AHEAD: Final = 3
@@ -226,7 +227,7 @@ class RemoteStorage:
 
     def __init__(self, scheme: str) -> None:
         self._scheme = scheme
-        self.holds_indexes = scheme not in (*HTTP, "hf")
+        self.holds_indexes = SCHEMES[scheme].can_write
         self._lock = threading.Lock()
         self._stores: dict[str, Store] = {}
 
@@ -236,7 +237,7 @@ class RemoteStorage:
             found = self._stores.get(url.store)
             if found is None:
                 name = f"{self._scheme}://{url.store}"
-                found = self._stores[url.store] = Store(name, _client(self._scheme, url.store))
+                found = self._stores[url.store] = Store(name, SCHEMES[self._scheme].client(self._scheme, url.store))
             return found
 
     def is_file(self, path: PurePath) -> bool:
@@ -244,7 +245,7 @@ class RemoteStorage:
         url = _url(path)
         store = self.store(url)
         missing = FileNotFoundError(errno.ENOENT, f"{store.name} has nothing there")
-        if self._scheme not in HTTP:
+        if SCHEMES[self._scheme].can_list:
             try:
                 if store.has(url.key):
                     return False
@@ -255,7 +256,7 @@ class RemoteStorage:
         try:
             store.head(url.key)
         except FileNotFoundError as error:
-            raise (error if self._scheme in HTTP else missing) from None
+            raise (missing if SCHEMES[self._scheme].can_list else error) from None
         return True
 
     def walk(self, root: PurePath) -> Iterator[Entry]:
@@ -362,18 +363,3 @@ def _url(path: PurePath) -> Url:
     found = path if isinstance(path, Url) else as_url(path)
     assert found is not None, path
     return found
-
-
-def _client(scheme: str, store: str) -> Client:
-    """The client of a store. Its module is imported now: most servers need one at most."""
-    if scheme in HTTP:
-        from dataserver.dataset.storage.http_client import HttpClient
-
-        return HttpClient(f"{scheme}://{store}/")
-    if scheme == "hf":
-        from dataserver.dataset.storage.hub import HubClient
-
-        return HubClient(store)
-    from dataserver.dataset.storage.buckets import BucketClient
-
-    return BucketClient(scheme, store)

@@ -10,22 +10,12 @@ from pathlib import Path, PosixPath, PurePath
 from typing import Final
 
 from dataserver.dataset.errors import DatasetError
+from dataserver.dataset.storage.schemes import SCHEMES
 
-HTTP: Final = ("http", "https")
-ROOT_PARTS: Final = {"s3": 1, "gs": 1, "az": 2, "http": 1, "https": 1, "hf": 3}
-"""How many parts of a path name the store, by scheme: a bucket, account and container, a host, `datasets/ORG/NAME`."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]*):/+(.*)", re.DOTALL | re.IGNORECASE)
 _BRACES: Final = re.compile(r"\{(\d{1,12})\.\.(\d{1,12})\}")
 MAX_EXPANDED: Final = 1 << 20
 """Files that braces may stand for."""
-_LIKE: Final = {
-    "s3": "s3://BUCKET/PREFIX",
-    "gs": "gs://BUCKET/PREFIX",
-    "az": "az://ACCOUNT/CONTAINER/PREFIX",
-    "http": "http://HOST/FOLDER/{00000..00099}.tar",
-    "https": "https://HOST/FOLDER/{00000..00099}.tar",
-    "hf": "hf://datasets/ORG/NAME",
-}
 
 
 class Url(PosixPath):
@@ -45,12 +35,12 @@ class Url(PosixPath):
     @property
     def store(self) -> str:
         """What names the store: a bucket, a host."""
-        return "/".join(self.parts[1 : 1 + ROOT_PARTS[self.scheme]])
+        return "/".join(self.parts[1 : 1 + SCHEMES[self.scheme].store_parts])
 
     @property
     def key(self) -> str:
         """The path within the store, without a slash before it."""
-        return "/".join(self.parts[1 + ROOT_PARTS[self.scheme] :])
+        return "/".join(self.parts[1 + SCHEMES[self.scheme].store_parts :])
 
 
 def as_url(path: PurePath) -> Url | None:
@@ -58,7 +48,7 @@ def as_url(path: PurePath) -> Url | None:
     if isinstance(path, Url):
         return path
     found = _URL.fullmatch(str(path))
-    if found is None or found[1].lower() not in ROOT_PARTS:
+    if found is None or found[1].lower() not in SCHEMES:
         return None
     return Url(f"{found[1].lower()}:/{found[2]}")
 
@@ -81,8 +71,8 @@ def location(path: Path) -> Path:
             f"a {scheme}:// URL has {what}, which jobs, logs and errors would show; leave it out, and give credentials"
             " by the environment or the files that the store's own tools read"
         )
-    if len(url.parts) < 1 + ROOT_PARTS[scheme] or ".." in url.parts:
-        raise DatasetError(f"{url} names no dataset; {_LIKE[scheme]} is required")
+    if len(url.parts) < 1 + SCHEMES[scheme].store_parts or ".." in url.parts:
+        raise DatasetError(f"{url} names no dataset; {SCHEMES[scheme].example} is required")
     return url
 
 

@@ -1,7 +1,7 @@
 """The one interface of a layout for everything else: how modules share the devices and the time of a step.
 
 A layout is a folder of this package, named by `execution.layout.kind`. Its `options` are the part of a job that belongs
-to it, registered in `job.AnyLayout`; its `layout` holds a `LAYOUT`.
+to it, registered in `job.spec.AnyLayout`; its `layout` holds a `LAYOUT`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
