@@ -64,4 +64,8 @@ def convert(
         if names:
             more = ", ..." if len(names) > _MOST_SHOWN else ""
             print(f"  passed over  {len(names)} {what}: {', '.join(map(ascii, names[:_MOST_SHOWN]))}{more}")
+    if found.left_over:
+        shown, more = map(ascii, found.left_over[:_MOST_SHOWN]), ", ..." if len(found.left_over) > _MOST_SHOWN else ""
+        print(f"  left over    {len(found.left_over)} files of sources that are gone: {', '.join(shown)}{more}")
+        print("               index serves them; remove them if they belong to the dataset no longer")
     print(f"  next         dataserver index {target}")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 
-from dataserver.dataset.errors import CaptionError, DatasetError, ShardReadError, StaleIndexError
+from dataserver.dataset.errors import CaptionError, DatasetError, QuarantineError, ShardReadError, StaleIndexError
 from dataserver.dataset.index.chat_counts import CHAT_COLUMN
 from dataserver.dataset.index.copies import are_copies_allowed, check_copies
 from dataserver.dataset.index.flags import index_command
@@ -28,7 +28,7 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
 from dataserver.dataset.shard_tokens import TokenizedDocument
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
-from dataserver.dataset.shards.listing import find_shards, index_folder
+from dataserver.dataset.shards.listing import ShardFile, find_shards, index_folder
 from dataserver.dataset.storage.mirror import pull
 from dataserver.dataset.storage.pieces import BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import location
@@ -83,7 +83,7 @@ class Dataset:
 
         Raises:
             StaleIndexError: an index is missing or does not belong to its shard; names the command to run.
-            QuarantineError: the list cannot be read.
+            QuarantineError: the list cannot be read, or names no shard of the folder.
             DatasetError: there is no dataset at `path`, it has no usable sample, or several shards have the same bytes.
         """
         path = location(path)
@@ -104,7 +104,7 @@ class Dataset:
             raise DatasetError(
                 f"the {len(files)} shards at {path} have no usable sample; see what is wrong: dataserver lint {path}"
             )
-        return cls._of(indexed, None if quarantine is None else Quarantine.load(quarantine))
+        return cls._of(indexed, None if quarantine is None else _listed(quarantine, path, files))
 
     @classmethod
     def _of(cls, indexed: Sequence[IndexedShard], quarantine: Quarantine | None) -> "Dataset":
@@ -232,6 +232,21 @@ class Dataset:
                 name = self.shards[ref.shard].name
                 raise ShardReadError(f"shard {name}: an image of {ref.length} bytes, the limit is {MAX_IMAGE_BYTES}")
         return self._open_shards.read(refs[0].shard, [(ref.offset, ref.length) for ref in refs])
+
+
+def _listed(quarantine: Path, path: Path, shards: Sequence[ShardFile]) -> Quarantine:
+    """The samples that a list leaves out of a dataset. Raises QuarantineError where it is of another folder."""
+    found = Quarantine.load(quarantine)
+    unknown = sorted(found.keys.keys() - {shard.name for shard in shards})
+    if not unknown:
+        return found
+    of_all = f"{len(unknown)} of the {len(found.keys)} shards on the quarantine list {quarantine}"
+    seen = f"the first is {unknown[0]!a} (a shard there is {shards[0].name!a})"
+    what = f"{of_all} are not in the dataset at {path}, {seen}"
+    if len(unknown) == len(found.keys) and shards[0].dataset is None:  # else the list may be of the whole folder
+        raise QuarantineError(f"{what}: it would leave out nothing; name the list that dataserver lint {path} writes")
+    _log.warning("%s; of these nothing is left out", what)
+    return found
 
 
 def _check_rules(path: Path, shards: Sequence[IndexedShard]) -> None:

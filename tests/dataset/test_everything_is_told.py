@@ -165,6 +165,25 @@ def test_loose_images_and_texts_that_no_shard_reads_are_named(tmp_path: Path) ->
     assert details(tmp_path / "images")[0].startswith("a folder with texts and without images")
 
 
+def test_pairs_in_a_dataset_of_manifests_are_named(tmp_path: Path) -> None:
+    for name in ("a/0.jpg", "a/0.txt", "b/0.jpg", "b/0.txt", "c/0.jpg", "c/train.txt"):
+        write(tmp_path / name, (OTHER if name[0] == "b" else JPEG) if name.endswith("jpg") else b"words")
+    write(tmp_path / "a/log.jsonl", b'{"text": "a line of a log makes all images nobody\'s"}\n')
+    assert found(tmp_path) == [("a/", "", "unread_file"), ("b/", "", "unread_file")]
+
+
+@pytest.mark.parametrize("name", ["0.parquet", "0.jsonl"])
+def test_keys_that_are_no_texts_are_told(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "0.jpg", JPEG)
+    pq.write_table(pa.table({"key": [7], "image": [JPEG], "text": ["words"]}), tmp_path / "0.parquet")
+    if name == "0.jsonl":
+        (tmp_path / "0.parquet").unlink()
+        write(tmp_path / name, b'{"key": 7, "image": "0.jpg", "text": "words"}\n')
+    found(tmp_path)
+    assert list(texts(tmp_path)) == ["000000000"]
+    assert any(said.startswith("key: keys of type int") for said in details(tmp_path))
+
+
 def test_arrays_that_are_not_named_themselves_are_told(tmp_path: Path) -> None:
     """As of LLaVA, beside a folder of their images; objects, and lists beside images, are nothing of the kind."""
     for name, text in (("chat.json", b' [{"image": "images/0.jpg"}]'), ("info.json", b"{}"), ("images/0.json", b"[]")):

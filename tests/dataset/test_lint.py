@@ -82,6 +82,19 @@ def test_the_quarantine_list_holds_samples_that_are_left_out_or_invalid(folder: 
     assert kept.tolist() == [False] * 4
 
 
+def test_a_quarantine_list_of_another_folder_is_refused(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "list"
+    Quarantine.from_samples([("part/0.tar", "0"), ("part/1.tar", "1")]).save(path)
+    with pytest.raises(QuarantineError, match=r"2 of the 2 shards .* not in the dataset .* 'part/0.tar' .* '0.tar'"):
+        Dataset.open(folder, quarantine=path)
+    assert Dataset.open(folder / "0.tar", quarantine=path).quarantine is not None
+    Quarantine.from_samples([("0.tar", "1"), ("gone.tar", "1")]).save(path)
+    assert Dataset.open(folder, quarantine=path).quarantine is not None
+    assert "1 of the 2 shards on the quarantine list" in caplog.text
+
+
 def test_without_a_quarantine_list_no_samples_are_collected(folder: Path) -> None:
     without, usual = lint(folder, wants_quarantine=False), lint(folder)
     assert usual.quarantine.num_samples > 0

@@ -72,6 +72,14 @@ def test_rows_of_another_shard_are_refused_without_false_advice(tmp_path: Path) 
         build_index(tmp_path, workers=1)
 
 
+def test_a_row_of_a_sample_that_is_left_out_is_not_given_to_another_one(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("x/1.jpg", b"broken"), ("x/1.txt", b"words"), *pairs("y/1", "y/2")])
+    sidecar(tmp_path / "0.parquet", ["1", "2"], score=[1.0, 2.0])
+    counts = index(tmp_path, IndexRules(metadata_keys=MetadataKeys.LAST_PART))[1]
+    assert counts == {"sample_without_row": 1, "row_without_sample": 1, "unreadable_header": 1}
+    assert Dataset.open(tmp_path).shards[0].column("score").to_pylist() == [None, 2.0]
+
+
 def test_ambiguous_last_parts_find_no_row(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", pairs("x/1", "y/1", "x/2"))
     sidecar(tmp_path / "0.parquet", ["1", "2"], score=[1.0, 2.0])

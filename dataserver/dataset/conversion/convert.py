@@ -9,7 +9,7 @@ import json
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -56,8 +56,8 @@ _MOST_DETAILS: Final = 4
 class Converted:
     """What became of one file."""
 
-    etag: tuple[int, int]
-    """Size and mtime of the source."""
+    etag: tuple[int, int, int]
+    """Size, mtime and ctime of the source."""
     tars: tuple[str, ...]
     """Files in the target that came of it."""
     sizes: tuple[int, ...]
@@ -100,6 +100,8 @@ class ConversionReport:
     """Files of the source that are no shards, and links to folders, which end in a slash."""
     details: tuple[tuple[str, Finding], ...] = ()
     """The first findings of each kind in each file, with the name of the file."""
+    left_over: tuple[str, ...] = ()
+    """Tars in the target of sources that are gone by now, and that stay."""
 
 
 def convert(
@@ -174,6 +176,7 @@ def convert(
         dict(sorted(counts.items())),
         passed_over,
         tuple(details),
+        _left_over(target, files, {name for converted in found.values() for name in converted.tars}),
     )
 
 
@@ -241,7 +244,7 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
         )
         folder = _images_root(file, images_root)
         is_whole = is_whole and all(
-            file_state(folder, name)[:2] == (size, mtime_ns) for name, size, mtime_ns in held.get("images", [])
+            file_state(folder, name) == (size, *times_ns) for name, size, *times_ns in held.get("images", [])
         )
     except FileNotFoundError:
         return None
@@ -252,6 +255,19 @@ def _known(target: Path, file: SourceFile, images_root: Path | None) -> Converte
     for name in found.tars:  # of another content: there may be fewer now
         (target / name).unlink(missing_ok=True)
     return None
+
+
+def _left_over(target: Path, files: Sequence[SourceFile], made: Collection[str]) -> tuple[str, ...]:
+    """What notes say of sources that are gone, and is there: all but what became of the files. Raises DatasetError."""
+    folder = target / STATE_FOLDER
+    known = {folder / OPTIONS_NAME, *(_note(target, file) for file in files)}
+    names = set[str]()
+    for note in {path for path in folder.rglob("*.json") if path.is_file()} - known:
+        try:
+            names.update(map(str, json.loads(note.read_text())["tars"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{note} cannot be read ({error}); remove it, and run it again") from error
+    return tuple(sorted(name for name in names.difference(made) if (target / name).is_file()))
 
 
 def _described(file: SourceFile) -> str | None:
@@ -277,11 +293,11 @@ def _convert_one(task: _Task) -> Converted:
     file, target = task.file, task.target
     etag = file.etag()
     findings, num_samples = Findings(), 0
-    images: list[tuple[str, int, int]] = []
+    images: list[tuple[str, int, int, int]] = []
     if file.compression in ROWS:
         files = ExternalFiles(_images_root(file, task.images_root), 0)
         names, num_samples = _rows(task, findings, files)
-        images = sorted({(part.name, part.file_bytes, part.mtime_ns) for part in files.parts})
+        images = sorted({(part.name, part.file_bytes, part.mtime_ns, part.ctime_ns) for part in files.parts})
     else:
         names = [_bytes(file, target)]
     if file.etag() != etag:

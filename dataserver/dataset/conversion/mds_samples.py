@@ -32,7 +32,7 @@ from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
 from dataserver.dataset.shards.modalities import Media
 from dataserver.dataset.shards.pages import unpack
 from dataserver.dataset.shards.parquet.format import IMAGE_NAMES
-from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
+from dataserver.dataset.shards.row_members import CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row, no_keys
 from dataserver.dataset.storage.registry import storage_of
 
 MAX_SAMPLES: Final = 1 << 22
@@ -229,6 +229,9 @@ class _Rows:
             if not column.is_used:
                 self._findings.add("", UNUSABLE_COLUMN, f"{column.name}: a column of {unused_reason(column)}")
         self._samples.report()
+        for column in self._columns if self._key is None else ():
+            if column.name in KEY_NAMES:
+                self._findings.add("", UNUSABLE_COLUMN, f"{column.name}: {no_keys(column.encoding)}")
         for name, detail in self._odd.items():
             self._findings.add("", ODD_VALUES, f"{name}: {detail}")
 

@@ -62,11 +62,11 @@ class SourceFile:
         """What a note of it is called: some sources share their file."""
         return f"{self.name}.{Path(self.stem).name}.json" if self.compression == LANCE else f"{self.name}.json"
 
-    def etag(self) -> tuple[int, int]:
-        """Size and mtime now. Raises OSError."""
+    def etag(self) -> tuple[int, int, int]:
+        """Size, mtime and ctime now. Raises OSError."""
         path = f"{self.root}/{self.name}"
         found: Etag = storage_of(path).etag(path)
-        return found.num_bytes, found.mtime_ns
+        return found.num_bytes, found.mtime_ns, found.ctime_ns
 
 
 def find_sources(source: Path) -> tuple[list[SourceFile], tuple[str, ...]]:

@@ -13,8 +13,7 @@ READ_ROWS: Final = 256
 
 def target_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the type a column is stored as; None for those that no filter could compare, such as lists and times."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = without_dictionary(kind)
     if pa.types.is_boolean(kind):
         return pa.bool_()
     if pa.types.is_integer(kind):
@@ -25,6 +24,15 @@ def target_type(kind: pa.DataType) -> pa.DataType | None:
         return pa.float64()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return pa.string()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    return None
+    return pa.string() if is_text(kind) else None
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are strings as they are stored, and not dates that become some."""
+    kind = without_dictionary(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def without_dictionary(kind: pa.DataType) -> pa.DataType:
+    """The type of values that may be stored in a dictionary, as pandas stores categories."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

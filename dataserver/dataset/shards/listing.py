@@ -24,6 +24,7 @@ from dataserver.dataset.shards.unread import (
     ARRAY,
     LONE_MANIFEST,
     LONE_MEDIA,
+    LONE_PAIRS,
     LONE_SIDECAR,
     LONE_TEXTS,
     ODD_LINK,
@@ -365,8 +366,8 @@ def _chosen(storage: Storage, names: dict[str, dict[str, bool]], beside: _Beside
     found: dict[str, bool] = {}
     if chosen is not None:
         found = _with_sidecars(names.pop(chosen.suffix), names.get(chosen.sidecar_suffix, {}), chosen)
-        if not chosen.has_external:
-            beside.unread |= {f"{folder or '.'}/": LONE_MEDIA for folder in beside.media}
+        unread, why = (beside.media & beside.texts, LONE_PAIRS) if chosen.has_external else (beside.media, LONE_MEDIA)
+        beside.unread |= {f"{folder or '.'}/": why for folder in unread}
     elif storage.is_local and beside.media:
         found = {f"{folder}/{LISTING_NAME}".lstrip("/"): False for folder in beside.media}
         beside.unread |= {f"{folder or '.'}/": LONE_TEXTS for folder in beside.texts - beside.media}

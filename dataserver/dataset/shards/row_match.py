@@ -38,7 +38,7 @@ class RowMatch:
         Raises:
             DatasetError: no row finds a sample.
         """
-        wanted = self.form(keys)
+        wanted = self.form(keys, self.seen_keys)
         rows = pa.array(self.form(known.to_pylist()), pa.string()) if self.by_last_part else known
         found = pc.index_in(pa.array(wanted, pa.string()), value_set=rows, skip_nulls=True)
         if self.is_of_all:
@@ -58,12 +58,12 @@ class RowMatch:
         report_repeated(known, name, findings)
         return found
 
-    def form(self, keys: Collection[str | None]) -> list[str | None]:
-        """What is compared. Where the last part is that of several keys, none of them has a row."""
+    def form(self, keys: Collection[str | None], among: Collection[str] = ()) -> list[str | None]:
+        """What is compared. Where the last part is that of several keys, here or among others, none has a row."""
         if not self.by_last_part:
             return list(keys)
         parts = [None if key is None else _last_part(key) for key in keys]
-        counts = Counter(parts)
+        counts = Counter([*parts, *(_last_part(key) for key in {*among}.difference(keys))])
         return [part if counts[part] == 1 else None for part in parts]
 
     def _mismatch(self, known: pa.Array, seen: Sequence[str], name: str) -> DatasetError:

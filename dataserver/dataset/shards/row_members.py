@@ -27,6 +27,13 @@ CAPTION_LISTS: Final = (*CAPTION_NAMES, "captions")
 JSON_NAME: Final = "json"
 
 
+def no_keys(kind: object) -> str:
+    """What is said of keys that are no texts."""
+    return (
+        f"keys of type {str(kind)[:80]}, strings are required: samples are called by their numbers; write them as text"
+    )
+
+
 class Row(NamedTuple):
     """What the other columns say of one row."""
 

@@ -60,6 +60,10 @@ LONE_MEDIA: Final = (
     "a dataset of tars or Parquet reads no images, clips or videos in files of their own, and this folder has some;"
     " give such files a folder of their own, or make a tar of them: tar --sort=name -cf NAME.tar"
 )
+LONE_PAIRS: Final = (
+    "a folder of images, clips or videos with texts beside them: a dataset of manifests reads what these name, and no"
+    " texts beside it; name the files in a manifest, or give them a folder of their own"
+)
 LONE_TEXTS: Final = (
     "a folder with texts and without images, clips or videos: texts are read beside these alone; put each text beside"
     " its image, under the same name"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 import zstandard
@@ -47,6 +48,24 @@ def samples_of(folder: Path) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("tars"), 20, 10)
+
+
+def test_sources_that_are_gone_or_others_of_the_same_time_are_told_and_converted(tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for name, text in (("a", "one"), ("b", "other")):
+        pq.write_table(pa.table({"key": ["k"], "text": [text]}), source / f"{name}.parquet", compression="none")
+    assert converted(source, target).left_over == ()
+    (source / "b.parquet").unlink()
+    path = source / "a.parquet"
+    before = path.stat()
+    pq.write_table(pa.table({"key": ["k"], "text": ["two"]}), path, compression="none")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    report = converted(source, target)
+    assert (report.num_converted, report.left_over) == (1, ("b-00000.tar",))
+    build_index(target, workers=1)
+    assert [shard.parts(0).texts for shard in Dataset.open(target).shards] == [("two",), ("other",)]
 
 
 @pytest.mark.parametrize("compression", COMPRESS)

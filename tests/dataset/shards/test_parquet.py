@@ -166,11 +166,25 @@ def test_what_is_missing_in_a_row_is_said(tmp_path: Path) -> None:
     assert lint(tmp_path).quarantine.keys == {"0.parquet": frozenset(f"{n:09d}" for n in range(1, 7))}
 
 
-def test_columns_of_the_wrong_type_are_no_text_datasets(tmp_path: Path) -> None:
-    write_table(tmp_path / "0.parquet", pa.table({"image": ["a.jpg", "b.jpg"], "text": ["a", "b"]}))
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_columns_of_the_wrong_type_are_no_text_datasets(tmp_path: Path, kind: pa.DataType) -> None:
+    paths = pa.array(["a.jpg", "b.jpg"], kind)
+    of_categories = pa.array(["a.jpg", "b.jpg"]).dictionary_encode()
+    for name, column in (("plain", paths), ("categories", of_categories)):
+        (tmp_path / name).mkdir()
+        write_table(tmp_path / name / "0.parquet", pa.table({"image": column, "text": ["a", "b"]}))
+        dataset, findings = index(tmp_path / name)
+        assert (dataset.shards[0].num_samples, findings) == (0, {"missing_image": 2})
+        said = details(tmp_path / name)["missing_image"]
+        assert said.endswith(f"column image holds no bytes, it is of type {column.type}")
+
+
+def test_bytes_that_are_categories_are_images(tmp_path: Path) -> None:
+    images = pa.array(JPEGS[:2], pa.binary()).dictionary_encode()
+    write_table(tmp_path / "0.parquet", pa.table({"image": images, "text": ["a", "b"]}))
     dataset, findings = index(tmp_path)
-    assert (dataset.shards[0].num_samples, findings) == (0, {"missing_image": 2})
-    assert details(tmp_path)["missing_image"].endswith("column image holds no bytes, it is of type string")
+    assert findings == {}
+    assert [dataset.read(dataset.shards[0].image(row, 0)) for row in range(2)] == JPEGS[:2]
 
 
 def test_a_file_without_a_caption_column_says_which_it_needs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dataserver.dataset.errors import DatasetError, Findings, SampleError, printable
+from dataserver.dataset.kinds import UNUSED_PART
 from dataserver.dataset.shards.documents import with_lists
 from dataserver.dataset.shards.external import ExternalFiles, is_gone
 from dataserver.dataset.shards.interface import ShardSource
@@ -15,7 +16,7 @@ from dataserver.dataset.shards.manifest.objects import Found
 from dataserver.dataset.shards.members import Member
 from dataserver.dataset.shards.modalities import AUDIO, IMAGES, ONLY_IMAGES, VIDEO, Media, StoredModality
 from dataserver.dataset.shards.parts import ExternalPart, ImagePart, Value
-from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, KEY_NAMES, Row, row_members
+from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, KEY_NAMES, Row, no_keys, row_members
 
 IMAGE_NAMES: Final = ("image", "images", "file_name", "image_path", "jpg")
 """The first of these that an object has as text or a list names its images."""
@@ -96,6 +97,8 @@ def object_members(
         columns.append(_Images(name, isinstance(held, list), modality.ending))
         values.append(load(held if isinstance(held, list) else [] if held is None else [held], modality))
     caption, key = _taken(document, CAPTION_NAMES), as_key(_taken(document, KEY_NAMES))
+    if key is None and (name := next((one for one in KEY_NAMES if document.get(one) is not None), "")):
+        findings.add(f"{number:09d}", UNUSED_PART, f"{name}: {no_keys(type(document[name]).__name__)}")
     text = _no_caption(document) if caption is None else caption.encode()
     row = Row(key, text, document, [None] * len(columns), problem)
     yield from row_members(number, row, columns, values, keys, findings, are_chats, keeps_documents)

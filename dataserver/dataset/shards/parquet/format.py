@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from dataserver.audio import AUDIO_SUFFIXES
 from dataserver.dataset.errors import Findings, RefusedShardError, SampleError, is_of_storage
 from dataserver.dataset.kinds import CORRUPT_PARQUET, NEEDS_CONVERT, ODD_VALUES, UNUSABLE_COLUMN
+from dataserver.dataset.shards.column_types import is_text, without_dictionary
 from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.members import Member
 from dataserver.dataset.shards.modalities import (
@@ -272,7 +273,7 @@ def _image_column(field: pa.Field, media: Media) -> tuple[ImageColumn | None, tu
         is_image = is_image or name in IMAGE_NAMES or ending != IMAGES.ending
         return ImageColumn(field.name, is_list, has_path, is_image, 0, 0, ending), path
     named = name in MUST_BE_IMAGES or ending != IMAGES.ending
-    if named and (pa.types.is_struct(element) or pa.types.is_string(element)):
+    if named and (pa.types.is_struct(element) or is_text(element)):
         return ImageColumn(field.name, is_list, False, True, -1, 0, ending), None
     return None, None
 
@@ -307,6 +308,7 @@ def _bytes_of(kind: pa.DataType) -> tuple[tuple[str, ...] | None, bool, bool]:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
+    kind = without_dictionary(kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 

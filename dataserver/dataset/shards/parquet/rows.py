@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from dataserver.dataset.errors import Findings, SampleError
 from dataserver.dataset.kinds import ODD_VALUES, UNUSABLE_COLUMN
-from dataserver.dataset.shards.column_types import MAX_SIDECAR_VALUE_BYTES, READ_ROWS, target_type
+from dataserver.dataset.shards.column_types import MAX_SIDECAR_VALUE_BYTES, READ_ROWS, is_text, target_type
 from dataserver.dataset.shards.conversations import TURN_NAMES
 from dataserver.dataset.shards.documents import INFOS_NAME, SENTENCES_NAME, TEXTS_NAME
 from dataserver.dataset.shards.members import MAX_TEXT_BYTES
@@ -20,7 +20,7 @@ from dataserver.dataset.shards.parquet.stored import (
     string_bytes,
     together,
 )
-from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row
+from dataserver.dataset.shards.row_members import CAPTION_LISTS, CAPTION_NAMES, JSON_NAME, KEY_NAMES, Row, no_keys
 
 MAX_ROW_BYTES: Final = 8 * MAX_TEXT_BYTES
 """Bytes of all strings of one row. Dictionaries of a few bytes can hold a long one for each element of each row."""
@@ -54,9 +54,12 @@ class RowColumns:
         self._told: set[str] = set()
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("two columns have one name")
-        strings = {field.name for field in schema if target_type(field.type) == pa.string() and _is_text(field.type)}
+        strings = {field.name for field in schema if target_type(field.type) == pa.string() and is_text(field.type)}
         self._key = next((name for name in KEY_NAMES if name in strings), None)
         self._caption = next((name for name in CAPTION_NAMES if name in strings), None)
+        if self._key is None:
+            for field in (field for field in schema if field.name in KEY_NAMES):
+                findings.add("", UNUSABLE_COLUMN, f"{field.name}: {no_keys(field.type)}")
         names = " or ".join(CAPTION_NAMES)
         self.no_caption = SampleError("missing_caption", f"no column of strings is called {names}; rename it")
         if self._caption:
@@ -64,7 +67,7 @@ class RowColumns:
         for field in schema:
             if field.name in images:
                 continue
-            kind, are_texts = target_type(field.type), _is_list(field, _is_text)
+            kind, are_texts = target_type(field.type), _is_list(field, is_text)
             is_wanted = are_texts and (lists is None or field.name in lists)
             if kind is not None or is_wanted or _is_document(field, schema):
                 self.types[field.name] = kind
@@ -98,7 +101,7 @@ class RowColumns:
     def _values(self, name: str, array: pa.Array) -> list[Any]:
         """The values of a column as JSON has them."""
         kind = self.types[name]
-        if kind == pa.string() and _is_text(array.type):
+        if kind == pa.string() and is_text(array.type):
             found = [_decoded(value) for value in _as_bytes(array)]
             if odd := [value for value in found if isinstance(value, bytes)]:
                 self._note_odd(name, f"as {odd[0][:40]!r}")
@@ -107,7 +110,7 @@ class RowColumns:
             try:
                 return list(array.to_pylist())
             except UnicodeDecodeError:
-                if not _is_list(pa.field(name, array.type), _is_text):
+                if not _is_list(pa.field(name, array.type), is_text):
                     raise
             self._note_odd(name, "in a list of texts")
             plain = array.cast(pa.large_list(pa.large_binary())).to_pylist()
@@ -247,20 +250,13 @@ def _is_document(field: pa.Field, schema: pa.Schema) -> bool:
     if field.name in TURN_NAMES:
         return _is_list(field, pa.types.is_struct)
     if field.name in (SENTENCES_NAME, INFOS_NAME) and {SENTENCES_NAME, INFOS_NAME} <= set(schema.names):
-        are_texts = _is_list(schema.field(SENTENCES_NAME), _is_text)
+        are_texts = _is_list(schema.field(SENTENCES_NAME), is_text)
         return are_texts and _is_list(schema.field(INFOS_NAME), pa.types.is_struct)
-    return field.name == TEXTS_NAME and _is_list(field, _is_text)
+    return field.name == TEXTS_NAME and _is_list(field, is_text)
 
 
 def _is_list(field: pa.Field, of: Callable[[pa.DataType], bool]) -> bool:
     return (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)) and of(field.type.value_type)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Whether values are strings as they are stored, and not dates that become some."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _as_bytes(array: pa.Array) -> list[bytes | None]:
