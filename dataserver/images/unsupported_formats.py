@@ -32,8 +32,8 @@ _OTHERS: Final = (
 )
 """What stands at which byte, in the order in which it is looked for."""
 OTHER_SUFFIXES: Final = frozenset(
-    {"jxl", "heif", "heics", "hif", "avci", "jp2", "j2k", "jpf", "jpx", "jxr", "wdp", "svg", "svgz", "psd", "tga", "ico"}
-    | {"exr", "pgm", "pbm", "pnm", "dng", "cr2", "cr3", "nef", "arw"}
+    {"jxl", "heif", "heics", "hif", "avci", "jp2", "j2k", "jpf", "jpx", "jxr", "wdp", "svg", "svgz", "psd", "tga"}
+    | {"ico", "exr", "pgm", "pbm", "pnm", "dng", "cr2", "cr3", "nef", "arw"}
 )
 """Types of files that are images of formats that are not read, whatever they hold."""
 _MARKUP: Final = ((b"<svg", "SVG"), (b"<!doctype html", "HTML"), (b"<html", "HTML"), (b"<?xml", "XML"))
