@@ -1,9 +1,4 @@
-"""Trains a small multimodal model on this machine: two data servers, some trainer processes, one short report.
-
-Makes demo shards from photographs that scikit-image carries, unless --dataset names an img2dataset folder, and
-shards of audio and videos, where --modalities names them. Ends with some steps timed twice, in canonical order and as
-planned, in processes that sleep what the planner expects of them.
-"""
+"""Runs the demo, from shards to report; `demo_parts/options.py` says what it does."""
 
 import argparse
 import json
@@ -14,7 +9,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from demo_parts.job import LAYOUTS, MODALITIES
+from demo_parts.options import parse
 from demo_parts.processes import FailedError, Processes
 from demo_parts.progress import display
 from demo_parts.report import collect, print_report
@@ -106,38 +101,6 @@ def relative(path: Path) -> Path:
     """A path as short as can be typed here."""
     whole = Path(os.path.abspath(path))  # noqa: PTH100  resolve would follow the links that people name
     return whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole
-
-
-def parse() -> argparse.Namespace:
-    """Read the command line of the demo."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps to train (default 20)")
-    parser.add_argument(
-        "--layout", choices=LAYOUTS, help="how modules share processes (default pipelined; colocated with --modalities)"
-    )
-    parser.add_argument(
-        "--modalities",
-        choices=MODALITIES,
-        default=MODALITIES[0],
-        help="what is read, by an encoder for each; several compare what balance gains with each more (default image)",
-    )
-    parser.add_argument("--dataset", type=Path, help="img2dataset folder to train on instead of made shards")
-    parser.add_argument("--report", type=Path, help="write all figures to this file, as JSON")
-    parser.add_argument(
-        "--output", type=Path, default=Path("demo-output"), help="folder for shards, index, logs and the picture"
-    )
-    arguments = parser.parse_args()
-    if arguments.steps < 1:
-        parser.error(f"--steps is {arguments.steps}; at least 1 is required")
-    several = "," in arguments.modalities
-    arguments.layout = arguments.layout or ("colocated" if several else "pipelined")
-    if several and arguments.layout not in ("colocated", "pipelined"):
-        parser.error(f"--layout is {arguments.layout}; several modalities need colocated or pipelined")
-    if several and arguments.dataset:
-        parser.error("--dataset names images; leave it out with several modalities, whose shards are made")
-    return arguments
 
 
 def main() -> int:

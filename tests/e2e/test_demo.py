@@ -20,10 +20,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from cli.preforked import PreforkedProcess
+from demo_parts.options import parse
 from demo_parts.stages import STAGES
 from make_demo_media import draw_clip, draw_video
 from PIL import Image
-from run_demo import parse
 from shards import write_tar
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

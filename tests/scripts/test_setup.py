@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,9 +52,9 @@ def pretend(clone: Path, **changes: object) -> None:
         tool.chmod(0o755)
 
 
-def start(clone: Path, script: str) -> subprocess.Popen[str]:
+def start(clone: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PATH": str(clone.parent / "tools")}
-    command = [clone / "scripts" / script]
+    command = [clone / "scripts" / script, *arguments]
     return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -103,6 +104,23 @@ def test_a_failed_installation_shows_why_and_what_to_do(clone: Path) -> None:
     assert setup.returncode == 1
     assert "    ERROR: No space left on device" in errors
     assert "network and some 5 GB" in errors
+    assert not (clone / ".venv" / ".installed").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [(["--steps", "3", "--help"], 0, "usage: scripts/demo"), (["--layout", "foo"], 2, "invalid choice: 'foo'")],
+)
+def test_help_and_wrong_options_of_the_demo_install_nothing(
+    clone: Path, arguments: list[str], code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pretend(clone)
+    (clone.parent / "tools" / "python3").symlink_to(sys.executable)
+    shutil.copytree(REPOSITORY / "scripts" / "demo_parts", clone / "scripts" / "demo_parts")
+    demo = start(clone, "demo", *arguments)
+    _, errors = demo.communicate(timeout=WAIT_S)
+    assert demo.returncode == code
+    assert said in capfd.readouterr().out + errors
     assert not (clone / ".venv" / ".installed").exists()
 
 
