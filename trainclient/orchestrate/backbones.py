@@ -160,7 +160,7 @@ def _fitting(problem: Problem, option: Option, degrees: I64, sides: int) -> Back
     sequences, waves = 2 * microbatch / halves, _waves(problem, degrees)
     stage = (option.fixed_ns + sequences * option.sequence_ns) / pp
     transfer = 2 * 2 * network.size.width * sequences * option.load.rows
-    between = (pp - 1) / _bandwidths(problem, option.tp * pp) + sides / cluster.between_bytes_ns
+    between = (pp - 1) / problem.cluster.bandwidths(option.tp * pp) + sides / cluster.between_bytes_ns
     after = stage * (pp - 1) / chunks + transfer * between
     larger = np.where(chunks > 1, 1.0, LARGEST) * (_largest(problem, option, waves * dp) - 1)
     return Backbones(
@@ -198,11 +198,6 @@ def _sync_ns(problem: Problem, option: Option, dp: I64, pp: I64) -> F64:
     each = [option.sync_ns(ranks, stages, problem.cluster) for ranks, stages in pairs.T.tolist()]
     found: F64 = np.array(each, np.float64)[which.ravel()]
     return found
-
-
-def _bandwidths(problem: Problem, devices: I64) -> F64:
-    cluster = problem.cluster
-    return np.where(devices <= cluster.gpus_per_node, cluster.within_bytes_ns, cluster.between_bytes_ns)
 
 
 def _after(problem: Problem) -> int:

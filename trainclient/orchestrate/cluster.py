@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dataserver.planning import I64
 from dataserver.planning.job.fields import PEAK_GIGAFLOPS
 
 
@@ -57,6 +61,10 @@ class Cluster:
     def bandwidth(self, devices: int) -> float:
         """Bytes a nanosecond that each of so many consecutive devices exchanges with the others."""
         return self.within_bytes_ns if devices <= self.gpus_per_node else self.between_bytes_ns
+
+    def bandwidths(self, devices: I64) -> NDArray[np.float64]:
+        """`bandwidth` of each of some numbers of devices."""
+        return np.where(devices <= self.gpus_per_node, self.within_bytes_ns, self.between_bytes_ns)
 
     def larger(self) -> Sequence[int]:
         """Numbers of GPUs that larger clusters of the kind have: any within a node, beyond it whole nodes."""

@@ -164,12 +164,11 @@ def _of_options(problem: Problem, chosen: tuple[Option, ...]) -> _Runs:
     computing = np.array([o.fixed_ns + batch / (dp * waves) * o.sequence_ns for o in chosen])
     gathering = np.array([by_degree([gathering_ns(o, d, cluster) for d in degrees.tolist()]) for o in chosen])
     sync = by_degree([sum(o.sync_ns(d, 1, cluster) for o in chosen) for d in degrees.tolist()])
-    bandwidth = by_degree([cluster.bandwidth(d * chosen[0].tp) for d in degrees.tolist()])
     return _Runs(
         chosen, keeps, (found.total <= cluster.memory_bytes) & ((finer == 1) | needed), dp, microbatch, finer, whole,
         found.rounds, waves, states, found.held, found.work, computing,
         waiting=np.where(whole, 0.0, np.maximum(0.0, gathering - computing)),
-        transfer_ns=_transfer_bytes(problem, chosen) / dp / bandwidth,
+        transfer_ns=_transfer_bytes(problem, chosen) / dp / cluster.bandwidths(dp * chosen[0].tp),
         sync=np.where(whole, sync, 0.0),
     )  # fmt: skip
 

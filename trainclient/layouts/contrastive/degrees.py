@@ -144,8 +144,7 @@ def _batch(problem: Problem) -> int:
 def _interaction_ns(problem: Problem, batch: int, gpus: I64) -> F64:
     """Features of all samples to all devices, and each device's share of the products, forward and backward."""
     cluster = problem.cluster
-    bandwidth = np.where(gpus <= cluster.gpus_per_node, cluster.within_bytes_ns, cluster.between_bytes_ns)
-    sent = 2 * 2 * FEATURES * batch * len(problem.networks) / bandwidth
+    sent = 2 * 2 * FEATURES * batch * len(problem.networks) / cluster.bandwidths(gpus)
     found: F64 = sent + 6 * batch * batch * FEATURES / (gpus * cluster.peak_flops_ns * 0.3)
     return found
 
