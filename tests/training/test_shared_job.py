@@ -21,8 +21,8 @@ from trainclient.training.config import TrainConfig
 from trainclient.training.rank import Process, shared_jobs
 
 config = TrainConfig(job=sys.argv[1], servers="127.0.0.1:1", timeout_s=30)
-with shared_jobs(config, Process(int(sys.argv[2]), 0, 1, 3)) as (jobs, layout, _):
-    print(jobs.training.job_id, layout.world_size)
+jobs, layout, _ = shared_jobs(config, Process(int(sys.argv[2]), 0, 1, 3))
+print(jobs.training.job_id, layout.world_size)
 """
 
 
@@ -44,10 +44,11 @@ def test_only_the_first_process_asks_a_server(tmp_path: Path, monkeypatch: pytes
     try:
         with FakeServer() as server:
             config = TrainConfig(job=file, servers=server.address, timeout_s=30)
-            with shared_jobs(config, Process(0, 0, 1, 3)) as (jobs, _, _):
-                job = jobs.training
-                assert job.stream.datasets[0].fingerprint == FINGERPRINT
-                found = [process.communicate(timeout=60)[0] for process in others]
+            jobs, _, store = shared_jobs(config, Process(0, 0, 1, 3))  # in which the others look
+            job = jobs.training
+            assert job.stream.datasets[0].fingerprint == FINGERPRINT
+            found = [process.communicate(timeout=60)[0] for process in others]
+            del store
             assert found == [f"{job.job_id} 3\n"] * 2
             assert server.registrations == 1
     finally:
@@ -60,6 +61,6 @@ def test_a_wrong_number_of_processes_is_found_before_they_meet(tmp_path: Path) -
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_data()))
     with FakeServer() as server:
-        sharing = shared_jobs(TrainConfig(job=file, servers=server.address), Process(0, 0, 1, 7))
+        config = TrainConfig(job=file, servers=server.address)
         with pytest.raises(TopologyError, match="WORLD_SIZE is 7 but the job needs 3 processes"):
-            sharing.__enter__()
+            shared_jobs(config, Process(0, 0, 1, 7))

@@ -154,8 +154,7 @@ def _checkpoint(config: TrainConfig, job: Job) -> Stored | None:
         return found[0]
 
 
-@contextmanager
-def shared_jobs(config: TrainConfig, process: Process) -> Iterator[tuple[Jobs, Topology, Store]]:
+def shared_jobs(config: TrainConfig, process: Process) -> tuple[Jobs, Topology, Store]:
     """The jobs that the run's first process reads, has filled in, and hands to all others; and the store they share.
 
     Servers may differ in their quarantine lists, and so may fill in the same job differently: processes that did it
@@ -180,7 +179,7 @@ def shared_jobs(config: TrainConfig, process: Process) -> Iterator[tuple[Jobs, T
             text = store.get(JOBS_KEY).decode()
         jobs = Jobs.parse(text)
         topology = Topology.of(jobs.training.spec)
-    yield jobs, topology, store
+    return jobs, topology, store
 
 
 def _store(process: Process, timeout_s: float) -> Store:
@@ -196,13 +195,7 @@ def _store(process: Process, timeout_s: float) -> Store:
 
 def run_rank(config: TrainConfig, process: Process, stop: StopSignals) -> None:
     """Train as one of the processes."""
-    with shared_jobs(config, process) as (jobs, topology, store):
-        _train(config, process, stop, jobs, topology, store)
-
-
-def _train(
-    config: TrainConfig, process: Process, stop: StopSignals, jobs: Jobs, topology: Topology, store: Store
-) -> None:
+    jobs, topology, store = shared_jobs(config, process)
     cache_freed_memory()
     device = choose_device(config.device, process.local_rank, waits_for_single_ranks=not topology.is_uniform)
     # Beside a GPU the CPU has nothing to compute that is worth waking several cores for.
