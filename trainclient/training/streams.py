@@ -5,12 +5,9 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
-from dataserver.security import NO_CREDENTIALS, Credentials
-from dataserver.tracing import Tracing
 from trainclient.client import DataClient
 from trainclient.exchange.plan_check import PlanCheckedBatches
 from trainclient.exchange.view_broadcast import Batches, BroadcastBatches, SharedBatches
-from trainclient.stream.endpoint import Timeouts
 from trainclient.topology.process_grid import GridProcess
 from trainclient.topology.process_groups import Groups
 
@@ -31,23 +28,16 @@ class Streams:
         job: Job,
         process: GridProcess,
         tensors: Mapping[str, Sequence[str]],
-        *,
-        timeouts: Timeouts | None = None,
-        credentials: Credentials = NO_CREDENTIALS,
-        pin_memory: bool = False,
-        tracing: Tracing | None = None,
+        **options: Any,
     ) -> Self:
         """Open the streams of a process.
 
         Args:
             servers: as `DataClient` takes them.
             job: the complete job.
-            place: what the process is.
+            process: what the process is.
             tensors: names of those that each module reads.
-            timeouts: deadlines of all calls.
-            credentials: as `DataClient` takes them.
-            pin_memory: as `DataClient` takes it.
-            tracing: as `DataClient` takes it.
+            options: of the clients, see there: timeouts, credentials, pin_memory, tracing.
 
         Raises:
             ClientError: no server could be reached, or they refuse the job.
@@ -55,18 +45,7 @@ class Streams:
         with ExitStack() as opened:
             clients = {
                 m.name: opened.enter_context(
-                    DataClient(
-                        servers,
-                        job,
-                        m.name,
-                        process.rank,
-                        tensors=tensors[m.name],
-                        timeouts=timeouts,
-                        credentials=credentials,
-                        pin_memory=pin_memory,
-                        share_fetch=True,
-                        tracing=tracing,
-                    )
+                    DataClient(servers, job, m.name, process.rank, tensors=tensors[m.name], share_fetch=True, **options)
                 )
                 for m in process.modules
             }
