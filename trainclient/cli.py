@@ -23,6 +23,7 @@ from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
 from trainclient.training.jobs import prepare
+from trainclient.training.options import AS_WRITTEN, options_of
 
 USAGE = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
        trainclient export --checkpoint FOLDER --output FOLDER [--module NAME] [OPTIONS]
@@ -140,7 +141,7 @@ def _parse(
             description=one_line(about),
             args=given,
             default=shown.model_validate(dict(default)) if helps else default,
-            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
+            config=AS_WRITTEN,
         )
 
     try:
@@ -154,17 +155,7 @@ def _export(arguments: Sequence[str]) -> int:
     from trainclient.checkpoint.export import ExportConfig, export
 
     process.imports_are_over()
-    config = parse(
-        lambda given: tyro.cli(
-            ExportConfig,
-            prog="trainclient export",
-            description=one_line(EXPORT),
-            args=given,
-            config=(tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone),
-        ),
-        list(arguments),
-        "trainclient export",
-    )
+    config = options_of(ExportConfig, "export", EXPORT, arguments)
     left = export(config)
     sys.stdout.write(f"{config.module or 'the model'} is in {config.output}\n")
     if left:

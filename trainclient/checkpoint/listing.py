@@ -16,7 +16,10 @@ from trainclient.checkpoint.lease_file import Found, Output, current
 from trainclient.checkpoint.selection import NAME, has_state, survey
 from trainclient.checkpoint.state import STATE_FILE, CheckpointError, Manifest, read_manifest
 from trainclient.checkpoint.sums import damages, extras, misfits
+from trainclient.training.options import options_of
 
+DESCRIPTION = """List the checkpoints of a folder: what they hold, who wrote them, and whether they are whole. Ends with
+status 1 if one of them is not."""
 WIDTH = 1000
 """Columns of a table that is no terminal's: lines are not broken."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -157,19 +160,7 @@ def _size(num_bytes: float) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """List a folder; 1 if a checkpoint in it is not whole."""
-    from dataserver.flags import one_line, parse
-
-    config = parse(
-        lambda given: tyro.cli(
-            ListConfig, prog="trainclient checkpoints", description=one_line(DESCRIPTION), args=given
-        ),
-        list(arguments),
-        "trainclient checkpoints",
-    )
+    config = options_of(ListConfig, "checkpoints", DESCRIPTION, arguments)
     text, all_whole = list_checkpoints(config)
     sys.stdout.write(text)
     return 0 if all_whole else 1
-
-
-DESCRIPTION = """List the checkpoints of a folder: what they hold, who wrote them, and whether they are whole. Ends with
-status 1 if one of them is not."""

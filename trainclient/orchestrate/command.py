@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-import tyro
 import yaml
 from pydantic import Field, ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dataserver.flags import one_line, parse
 from dataserver.job_files import read_values
 from dataserver.outputs import require_writable, write_output
 from dataserver.planning.job.fields import Modality, Sizing
@@ -31,7 +29,7 @@ from trainclient.orchestrate.sample_sizes import read_sizes
 from trainclient.orchestrate.solving import Solution, solve
 from trainclient.orchestrate.workload import Stream, workload
 from trainclient.training.config import describe
-from trainclient.training.options import SAYS_ITSELF, Options
+from trainclient.training.options import SAYS_ITSELF, Options, options_of
 
 ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples. It
 solves every layout, plans and simulates the best choices on samples of these sizes, and prints the `execution` of a
@@ -153,15 +151,7 @@ def _options(arguments: list[str]) -> Orchestrate:
     if at >= 0 and at + 1 < len(arguments):
         default = _from_file(Path(arguments[at + 1]))
         del arguments[at : at + 2]
-    found: Orchestrate = parse(
-        lambda given: tyro.cli(
-            Orchestrate, prog="trainclient orchestrate", description=one_line(ABOUT), args=given,
-            default=default, config=(tyro.conf.DisallowNone,),
-        ),
-        arguments,
-        "trainclient orchestrate",
-    )  # fmt: skip
-    return found
+    return options_of(Orchestrate, "orchestrate", ABOUT, arguments, default)
 
 
 def _from_file(path: Path) -> Orchestrate:

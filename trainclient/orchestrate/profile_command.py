@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import tyro
 from pydantic import Field
 
-from dataserver.flags import one_line, parse
 from dataserver.outputs import require_writable, tells_on
 from dataserver.planning.costs.profile import Profile
 from trainclient.models.compiling import require_compiler
@@ -18,7 +16,7 @@ from trainclient.orchestrate.costs import DEGREES
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profile import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
-from trainclient.training.options import Options
+from trainclient.training.options import Options, options_of
 
 ABOUT = """Measure what the modules of a model cost on this machine's device, for `trainclient orchestrate --profile`.
 For each module it builds a few layers, and runs them forward and backward at each size; the times of the whole module
@@ -74,17 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ValueError: what was given cannot be measured.
     """
-    options: ProfileOptions = parse(
-        lambda given: tyro.cli(
-            ProfileOptions,
-            prog="trainclient profile",
-            description=one_line(ABOUT),
-            args=given,
-            config=(tyro.conf.DisallowNone,),
-        ),
-        list(arguments),
-        "trainclient profile",
-    )
+    options = options_of(ProfileOptions, "profile", ABOUT, arguments)
     output, plan = _checked(options)
     require_writable("--output", output)
     says = tells_on(output)
