@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from dataserver.planning.job.identity import parse_job
 from trainclient.adapters.full_model import IGNORED_LABEL, FullModelMicrobatch, FullModelStream, _checked_encoder
-from trainclient.stream.errors import StateError
+from trainclient.stream.client import ArrayClient
+from trainclient.stream.errors import FleetError, StateError
+from trainclient.stream.microbatch import Array, Microbatch
 
 
 def read(
@@ -160,6 +162,35 @@ def test_a_step_that_was_not_read_to_its_end_begins_anew(server: str, count: int
         assert [m.backbone.microbatch for m in again[1]] == list(range(len(again[1])))
         assert samples(cut) < samples(again[1])
         assert not samples(again[1]) & whole
+
+
+@pytest.mark.parametrize(("microbatch", "count"), [(1, 9), (8, 2)])
+def test_a_view_that_is_lost_leaves_neither_ahead_of_the_other(
+    server: str, monkeypatch: pytest.MonkeyPatch, microbatch: int, count: int
+) -> None:
+    """Else a step would be left out, or sequences would get images of others, where a step begins with the loss."""
+    job = whole_job(1, {"steps": 3})
+    job["execution"]["microbatch"] = microbatch
+    with FullModelStream(server, job, rank=0, world_size=1) as stream:
+        first = next(steps := iter(stream))
+        assert first.num_microbatches == len(list(first.microbatches)) == count
+        read, encoder = ArrayClient.__next__, stream._encoder
+
+        def failing(client: ArrayClient) -> Microbatch[Array]:
+            if client is encoder:
+                raise FleetError("no server could go on", {})
+            return read(client)
+
+        monkeypatch.setattr(ArrayClient, "__next__", failing)
+        with pytest.raises(FleetError):
+            next(steps)
+        monkeypatch.undo()
+        assert stream.state_dict()["step"] == 1
+        again = [m for step in stream for m in step.microbatches]
+        assert (again[0].backbone.step, again[-1].backbone.step) == (1, 2)
+        for m in again:
+            assert m.images is not None
+            assert m.images.cursor == m.backbone.cursor
 
 
 def test_a_loop_that_was_left_in_the_last_microbatch_has_to_say_where_it_stands(server: str) -> None:

@@ -322,6 +322,15 @@ class FullModelStream:
             yield microbatch
 
     def _next(self) -> FullModelMicrobatch:
+        number = self.step
+        try:
+            return self._both()
+        except BaseException:
+            self.go_to(number)  # one view may be ahead of the other, or of what was handed out
+            raise
+
+    def _both(self) -> FullModelMicrobatch:
+        """Both views of the next microbatch."""
         backbone = next(self._backbone)
         images = None if self._encoder is None else next(self._encoder)
         if images is not None and images.plan_hash != backbone.plan_hash:
