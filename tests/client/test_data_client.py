@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from trainclient.stream.endpoint import Timeouts
 from trainclient.stream.errors import ClosedError, FleetError, StateError
 from trainclient.stream.fleet import Fleet
 from trainclient.stream.follower import ViewRequest
+from trainclient.stream.handoff import Handoff
 from trainclient.stream.jobs import JobSource, resolve_job
 from trainclient.stream.reader import MicrobatchReader
 
@@ -281,3 +283,21 @@ def test_pinned_memory(connect) -> None:
     else:
         with pytest.raises(ValueError, match="torch finds no GPU here"):
             connect(pin_memory=True)
+
+
+@pytest.mark.parametrize("read", [0, 1, len(ALL) - 1])
+def test_an_interrupt_loses_no_microbatch(connect, monkeypatch: pytest.MonkeyPatch, read: int) -> None:
+    """One that comes between the receiver's queue and the caller, who goes on all the same, as in a notebook."""
+    client, take = connect(), Handoff.take
+
+    def interrupted(handoff: Handoff, on_stall: Callable[[], None]) -> None:
+        take(handoff, on_stall)
+        raise KeyboardInterrupt
+
+    found = [(m.step, m.microbatch) for m in islice(client, read)]
+    monkeypatch.setattr(Handoff, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(client)
+    monkeypatch.undo()
+    found += [(m.step, m.microbatch) for m in client]
+    assert found == ALL

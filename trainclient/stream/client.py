@@ -156,7 +156,12 @@ class ViewClient(Generic[TensorT]):
                 shown=self._handed_out,
                 spans=_wait_spans(self._traces, self.job, self._view),
             )
-        microbatch: Microbatch[TensorT] = next(reader)
+        microbatch: Microbatch[TensorT] | None = next(reader, None)
+        if microbatch is None and self._cursor.step >= self.num_steps:
+            raise StopIteration
+        if microbatch is None or microbatch.cursor != self._cursor:  # an interrupt has lost the one that is due
+            self._end_reader()
+            return next(self)
         self._cursor = reader.cursor
         return microbatch
 
