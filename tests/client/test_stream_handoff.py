@@ -116,6 +116,24 @@ def test_close_wakes_a_receiver_that_waits_for_room() -> None:
 
 
 @pytest.mark.timeout(20)
+def test_a_receiver_that_closes_its_own_reader_as_it_begins_to_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collection in its thread does, which finds that the reader was dropped."""
+    handoff, allocate = Handoff(limit_bytes=10, stall_s=60), threading._allocate_lock  # type: ignore[attr-defined]
+    handoff.put(microbatch())
+    handoff.put(microbatch())
+
+    def collecting() -> object:
+        monkeypatch.setattr(threading, "_allocate_lock", allocate)
+        handoff.close()
+        return allocate()
+
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(threading, "_allocate_lock", collecting)
+    with pytest.raises(ClosedError):
+        handoff.admit(10)
+
+
+@pytest.mark.timeout(20)
 def test_small_microbatches_are_bounded_in_number() -> None:
     handoff = Handoff(limit_bytes=10 * MAX_READY, stall_s=60)
     for _ in range(MAX_READY - 1):

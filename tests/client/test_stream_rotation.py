@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import pytest
 from disttrain.v1.errors_pb2 import ERROR_ACTION_ANOTHER_SERVER, ERROR_ACTION_GIVE_UP, ERROR_ACTION_RETRY, ErrorAction
 
 from trainclient.stream import rotation
-from trainclient.stream.endpoint import CallGuard, Timeouts, _channel_options, parse_addresses
+from trainclient.stream.endpoint import CallGuard, Endpoint, Timeouts, _channel_options, parse_addresses
 from trainclient.stream.errors import (
     AddressError,
     ClientError,
@@ -267,6 +268,32 @@ def test_a_stopped_guard_ends_pauses_and_calls() -> None:
         with pytest.raises(ClosedError, match="the reader was closed"):
             action()
     assert first.cancelled == 2
+
+
+@pytest.mark.timeout(20)
+def test_what_a_thread_uses_may_be_closed_by_a_collection_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is dropped is stopped by whatever thread collects it, also by its own, which has its locks."""
+    guard, allocate = CallGuard(), threading._allocate_lock  # type: ignore[attr-defined]
+
+    def collecting() -> object:
+        monkeypatch.undo()
+        guard.stop()
+        return allocate()
+
+    monkeypatch.setattr(threading, "_allocate_lock", collecting)
+    with pytest.raises(ClosedError):
+        guard.pause(0.01)
+
+    class Opening:
+        version = 0
+
+        def open(self, address: str, options: list[tuple[str, int]]) -> grpc.Channel:
+            endpoint.close()
+            return grpc.insecure_channel(address, options)
+
+    endpoint = Endpoint("localhost:1", Timeouts(), Opening())  # type: ignore[arg-type]
+    endpoint.channel()
+    endpoint.close()
 
 
 def test_limits_and_defaults_of_addresses_timeouts_and_channels() -> None:

@@ -97,11 +97,14 @@ class MessageStream(Cancellable, Iterator[bytes], Protocol):
 
 
 class CallGuard:
-    """Lets one thread end what another one waits for: a call, or a pause between calls."""
+    """Lets one thread end what another one waits for: a call, or a pause between calls.
+
+    Any thread that holds its lock may be the one whose collection drops a reader, and stops it: the lock is reentrant.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        self._stopped = False
         self._call: Cancellable | None = None
         self._interrupted = False
 
@@ -111,19 +114,18 @@ class CallGuard:
         Raises:
             ClosedError: everything was stopped; the call is cancelled.
         """
-        # An interrupt before this line was meant for the call before. `stop` sets its flag before it takes the lock:
-        # either the flag is seen here, or `interrupt` sees this call.
-        with self._lock:
+        # An interrupt before this line was meant for the call before.
+        with self._changed:
             self._call = call
             self._interrupted = False
-            if not self._stopped.is_set():
+            if not self._stopped:
                 return
         call.cancel()
         raise ClosedError("the reader was closed")
 
     def interrupt(self) -> None:
         """End the call in hand; it fails as CANCELLED."""
-        with self._lock:
+        with self._changed:
             call = self._call
             self._interrupted = True
         if call is not None:  # without the lock; to cancel a call that has ended changes nothing
@@ -131,20 +133,25 @@ class CallGuard:
 
     def stop(self) -> None:
         """End the call in hand, every later one, and every pause."""
-        self._stopped.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
         self.interrupt()
 
     def cause(self) -> ClientError | None:
         """Why this side ended the call in hand; None if it did not."""
-        with self._lock:
-            if self._stopped.is_set():
+        with self._changed:
+            if self._stopped:
                 return ClosedError("the reader was closed")
             return DeadlineError("no data came for as long as allowed") if self._interrupted else None
 
     def pause(self, seconds: float) -> None:
-        """Wait; ClosedError when stopped meanwhile."""
-        if self._stopped.wait(seconds):
-            raise ClosedError("the reader was closed")
+        """Wait; ClosedError when stopped meanwhile, or at the end where this thread's own collection stopped it."""
+        with self._changed:
+            if not self._stopped:
+                self._changed.wait(seconds)
+            if self._stopped:
+                raise ClosedError("the reader was closed")
 
 
 class Endpoint:
@@ -154,7 +161,8 @@ class Endpoint:
         self.address = address
         self._timeouts = timeouts
         self._opener = channels
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant: a collection may close the fleet in the thread that holds it."""
         self._channels: dict[int, tuple[int, grpc.Channel]] = {}
         """By process, with the version of the certificates that it was opened with."""
 

@@ -13,6 +13,10 @@ MAX_READY: Final = 16
 """Microbatches in the queue, however small they are: servers plan every step that any of a job's ranks is at, so a
 backbone of small views must not run dozens of steps ahead of its encoder."""
 
+LOOK_S: Final = 5.0
+"""A receiver that waits looks that often by itself: a collection may close its reader in its own thread, between its
+look and its wait."""
+
 
 class Handoff:
     """A queue of received microbatches between two threads.
@@ -173,7 +177,8 @@ class Handoff:
         """Wait until so few are left, or the reader is closed. The caller wakes no thread before: on a machine whose
         cores are busy it may lose its own to the one it wakes, and gets it back some milliseconds later."""
         self._awaited = count
-        self._changed.wait_for(lambda: self._closed or len(self._ready) <= count)
+        while not (self._closed or len(self._ready) <= count):
+            self._changed.wait(LOOK_S)
         self._awaited = -1
 
     def _await_fewer(self) -> None:
