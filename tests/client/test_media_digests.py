@@ -1,10 +1,14 @@
 """Servers whose media libraries give other values are told apart, each by the digest of what it sends."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from disttrain.v1.data_service_pb2 import GetServerInfoResponse
 
 from trainclient.stream.errors import ServerMismatchError
 from trainclient.stream.fleet import Fleet
+from trainclient.stream.follower import _media_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,8 @@ def test_a_server_that_is_refused_is_compared_with_none() -> None:
             fleet.commit(second, other, kind)
     for kind in ("audio", "video"):
         fleet.commit(first, one, kind)
+
+
+@pytest.mark.parametrize(("shape", "media"), [((4, 3), "video"), ((4, 2), ""), ((4,), ""), ((4, 3, 1), "")])
+def test_a_grid_of_any_shape_is_looked_at(shape: tuple[int, ...], media: str) -> None:
+    assert _media_of(SimpleNamespace(tensors={"grid": np.zeros(shape)})) == media  # type: ignore[arg-type]

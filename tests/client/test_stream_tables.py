@@ -146,6 +146,8 @@ def test_every_field_of_a_header_arrives() -> None:
     assert (found.job_id, found.stream_id, found.plan_hash, found.content_version) == ("j", "s", b"h" * 32, 3)
     assert (found.step, found.microbatch, found.num_microbatches, found.cursor) == (5, 1, 3, Cursor(5, 1))
     assert (found.text_tokens, found.target_patches, found.nbytes, found.wait_s) == (11, 12, 194, 0.0)
+    header.total_bytes = 900  # whatever of it is no tensor's is received as well
+    assert read_header(header, read_table(header, 1000)).nbytes == 900
     kept = found.items
     assert {name: getattr(kept, name).tolist() for name in columns} == columns
     assert (kept.sample.tolist(), kept.sample.dtype, len(kept)) == ([7, 8, 2**64 - 1], np.uint64, 3)

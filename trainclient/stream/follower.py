@@ -262,4 +262,4 @@ def _media_of(microbatch: Microbatch[Any]) -> str:
     if "mel" in microbatch.tensors:
         return "audio"
     grid = microbatch.tensors.get("grid")
-    return "video" if grid is not None and grid.shape[1] == _VIDEO_GRID else ""
+    return "video" if grid is not None and grid.shape[1:] == (_VIDEO_GRID,) else ""

@@ -136,7 +136,7 @@ class Microbatch(Generic[TensorT]):
     bfloat16: frozenset[str]
     """Tensors of type bfloat16, which numpy shows as uint16."""
     nbytes: int
-    """Bytes of all tensors that were received; 0 where they were withheld."""
+    """Bytes of all tensors that were received, and of what lies between them; 0 where they were withheld."""
     wait_s: float
     """Seconds that the caller waited for it."""
     arriving: Arriving | None = None
@@ -317,7 +317,7 @@ def read_header(header: pb.MicrobatchHeader, table: TensorTable) -> Microbatch[A
         schedules=read_schedules(header),
         tensors=MappingProxyType({}),
         bfloat16=frozenset(t.name for t in header.tensors if t.dtype == pb.DATA_TYPE_BFLOAT16),
-        nbytes=0 if header.withheld else table.raw_bytes,
+        nbytes=0 if header.withheld else max(table.raw_bytes, table.total_bytes),
         wait_s=0.0,
     )
 
