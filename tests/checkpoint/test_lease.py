@@ -126,6 +126,20 @@ def test_another_process_with_the_same_id_is_not_the_owner(output: Output) -> No
     assert take(output, Owner.here("after")).number == lease.number + 1
 
 
+def test_a_lease_that_was_released_writes_into_no_other_file(output: Output, tmp_path: Path) -> None:
+    """As by a thread that still saves a checkpoint when its run fails; the number of its descriptor is used again."""
+    lease = take(output, Owner.here("first"))
+    number = lease._descriptor
+    lease.release()
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, number)
+    with pytest.raises(LeaseLostError, match="is gone, so another run may own it"):
+        lease.require()
+    assert os.fstat(number).st_size == 0
+    for descriptor in {other, number}:
+        os.close(descriptor)
+
+
 def test_who_was_stopped_finds_out(output: Output) -> None:
     with owning(output.folder) as process:
         process.send_signal(signal.SIGSTOP)

@@ -75,10 +75,12 @@ class Lease:
         """Show that this process lives.
 
         Raises:
-            LeaseLostError: it is no longer the owner.
+            LeaseLostError: it is no longer the owner, or has released it.
             OSError: storage does not answer; nothing is known.
         """
         with self._using:
+            if self._descriptor < 0:  # released: its number may be another file's by now
+                raise _lost(self.output, self.number)
             self._renewals += 1
             content = block(self.owner, self.number, self._renewals)
             try:
@@ -106,10 +108,12 @@ class Lease:
 
     def release(self) -> None:
         """Give it up, if it is still this process's own."""
-        with self._using, contextlib.suppress(OSError):
-            if os.path.samestat(self.path.stat(), os.fstat(self._descriptor)):
-                self.path.unlink()
-        os.close(self._descriptor)
+        with self._using:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(self.path.stat(), os.fstat(self._descriptor)):
+                    self.path.unlink()
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
 
 
 def _lost(output: Output, number: int) -> LeaseLostError:
