@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -130,6 +130,28 @@ def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(
     with second if beats else nullcontext(), pytest.raises(RunEndedError, match=words) as caught:
         run()
     assert caught.value.reports
+
+
+def test_where_a_process_is_is_found_out_once_for_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of them, and each look walks the stack of the thread that trains."""
+    monkeypatch.setattr(control_module, "BEAT_S", 0.05)
+    looks, beats, store = list[str](), list[None](), HashStore()
+
+    def doing() -> str:
+        looks.append("looks")
+        return "nothing"
+
+    first = Control(store, 0, 9, "m rank 0", doing, TIMEOUT_S)
+    monkeypatch.setattr(first, "_look_for_silence", lambda _: beats.append(None))
+    with ExitStack() as stack:
+        for member in (first, *(control(store, rank, 9) for rank in range(1, 9))):
+            stack.enter_context(member)
+        until = time.monotonic() + TIMEOUT_S
+        while [m.rank >= 0 for m in first._members] != [True] * 8 and time.monotonic() < until:
+            time.sleep(0.01)
+        begun = len(looks), len(beats)
+        time.sleep(0.5)
+        assert 0 < len(looks) - begun[0] <= len(beats) - begun[1] + 1
 
 
 STRANGE = (

@@ -186,24 +186,27 @@ class Control:
     def _watch(self) -> None:
         """The thread: beats, listens, judges."""
         with selectors.DefaultSelector() as selector:
-            for sock in [self._listener, *(p.socket for p in self._members)]:
-                if sock is not None:
-                    sock.setblocking(False)
-                    selector.register(sock, selectors.EVENT_READ)
+            sources = [(p.socket, p) for p in self._members]
+            for sock, member in [*sources, *([] if self._listener is None else [(self._listener, None)])]:
+                sock.setblocking(False)
+                selector.register(sock, selectors.EVENT_READ, member)
             beat = 0.0
             while not self._left.is_set() and not self._judged.is_set():
                 for key, _ in selector.select(timeout=BEAT_S / 4):
-                    self._read(key.fileobj, selector)
+                    self._read(key.data, selector)
                 if time.monotonic() - beat >= BEAT_S:
                     beat = time.monotonic()
+                    doing = {"doing": self._last()}
                     for member in [p for p in self._members if p.rank >= 0]:
-                        self._send(member, {"doing": self._last()})
+                        self._send(member, doing)
                     self._look_for_silence(selector)
         if self._judged.is_set():
             self._end()
 
-    def _read(self, source: Any, selector: selectors.BaseSelector) -> None:
-        if self._listener is not None and source is self._listener:
+    def _read(self, member: _Member | None, selector: selectors.BaseSelector) -> None:
+        """What has come from a member, or from one that joins. The first process reads thousands of them a second."""
+        if member is None:
+            assert self._listener is not None
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # who came has left again, or there is no descriptor left for it
@@ -212,10 +215,9 @@ class Control:
                 connection.close()
                 return
             connection.setblocking(False)
-            selector.register(connection, selectors.EVENT_READ)
             self._members.append(_Member(connection))
+            selector.register(connection, selectors.EVENT_READ, self._members[-1])
             return
-        member = next(p for p in self._members if p.socket is source)
         lines = member.read_lines()
         if lines is None or not all(self._take(member, line) for line in lines):
             self._drop(member, selector)
