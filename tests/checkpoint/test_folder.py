@@ -76,6 +76,26 @@ def test_round_trip(checkpoints: Checkpoints) -> None:
         assert torch.equal(found[name], tensor)
 
 
+def test_every_byte_is_on_storage_before_a_checkpoint_has_its_name(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave the newest one damaged, with those before it removed."""
+    synced, sync = dict[int, int](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        found = os.fstat(descriptor)
+        synced[found.st_ino] = found.st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    checkpoints.save(tensors(1), state(1))
+    path = newest(checkpoints)
+    assert path is not None
+    files = [file.stat() for file in path.iterdir()]
+    assert len(files) == 3
+    assert [synced[file.st_ino] for file in files] == [file.st_size for file in files]
+
+
 def test_a_module_that_was_frozen_is_read_without_state(checkpoints: Checkpoints) -> None:
     weights = {name: tensor for name, tensor in tensors(1).items() if "/" not in name}
     checkpoints.save(weights, replace(state(1), frozen=["vit"]))

@@ -61,6 +61,11 @@ class _Summed:
         self._bytes += len(view)
         return len(view)
 
+    def fileno(self) -> int:
+        """Descriptor that torch syncs; it flushes nothing before, and the end of the file would not be on storage."""
+        self._stream.flush()
+        return int(self._stream.fileno())
+
     def __getattr__(self, name: str) -> Any:
         if name in ("seek", "truncate", "writelines"):  # the sum is that of bytes in their order
             raise AttributeError(name)
