@@ -28,7 +28,7 @@ from dataserver.dataset.quarantine import Quarantine
 from dataserver.dataset.shard import ImageRef, Shard
 from dataserver.dataset.shard_tokens import TokenizedDocument
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
-from dataserver.dataset.shards.listing import ShardFile, find_shards, index_folder
+from dataserver.dataset.shards.listing import ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.mirror import pull
 from dataserver.dataset.storage.pieces import BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import location
@@ -87,9 +87,11 @@ class Dataset:
             DatasetError: there is no dataset at `path`, it has no usable sample, or several shards have the same bytes.
         """
         path = location(path)
-        files = find_shards(path, index_dir)
+        listing = list_shards(path, index_dir)
+        files = listing.shards
         pull(files[0].root, index_dir)
         summary = Summary.read(index_folder(files[0]))
+        summary.warn_of_gone(listing)
         indexed = [read_fresh_index(file, summary, lazily) for file in files]
         if num_unknown := sum(not shard.is_known for shard in indexed):
             _log.warning(

@@ -184,6 +184,19 @@ def test_keys_that_are_no_texts_are_told(tmp_path: Path, name: str) -> None:
     assert any(said.startswith("key: keys of type int") for said in details(tmp_path))
 
 
+def test_images_that_are_named_where_nobody_looks_are_told(tmp_path: Path) -> None:
+    lines = [
+        {"img_path": "x/0.JPG", "text": "a"},
+        {"text": "b", "url": "http://a/0.jpg"},
+        {"text": "c", "file": ".png"},
+    ]
+    write(tmp_path / "lines" / "0.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    write_table(tmp_path / "tables" / "0.parquet", pa.table({"img_path": ["x/0.JPG", None], "text": ["a", "b"]}))
+    for folder, name in (("lines", "0.jsonl"), ("tables", "0.parquet")):
+        assert found(tmp_path / folder) == [(name, "", "lost_image")]
+        assert details(tmp_path / folder)[0].startswith("1 samples without an image have an entry that names one")
+
+
 def test_arrays_that_are_not_named_themselves_are_told(tmp_path: Path) -> None:
     """As of LLaVA, beside a folder of their images; objects, and lists beside images, are nothing of the kind."""
     for name, text in (("chat.json", b' [{"image": "images/0.jpg"}]'), ("info.json", b"{}"), ("images/0.json", b"[]")):

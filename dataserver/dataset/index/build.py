@@ -110,10 +110,11 @@ def build_index(
     pull(listing.shards[0].root, index_dir)
     rules = with_fields(listing.shards[0].root, rules)
     joins = find_joins(listing.shards[0].root, listing.shards, rules.joins)
+    folder = index_folder(listing.shards[0])
+    summary = Summary.read(folder)
+    summary.warn_of_gone(listing)
     listing = replace(listing, shards=part.of(listing.shards))
     shards = listing.shards
-    folder = index_folder(shards[0])
-    summary = Summary.read(folder)
     headers = {shard.name: header for shard in shards if (header := _known_header(shard, summary)) is not None}
     pending = PendingIndexes(folder)
     run = _Run(shards, joins, workers, progress, pending if len(headers) == len(shards) else None, engine, indexed)

@@ -74,7 +74,7 @@ from dataserver.dataset.shards.sample_rules import SampleRules
 from dataserver.dataset.shards.samples import Sample, read_samples
 from dataserver.dataset.shards.scalar_rows import ScalarRows
 from dataserver.dataset.shards.seen import Seen
-from dataserver.dataset.shards.sidecar import failed_downloads, promised_images, read_sidecar
+from dataserver.dataset.shards.sidecar import failed_downloads, named_images, promised_images, read_sidecar
 from dataserver.dataset.storage.digests import digest_file
 from dataserver.dataset.storage.etags import NOT_REGULAR, Etag
 
@@ -404,6 +404,8 @@ def _columns(shard: ShardFile, rules: IndexRules, read: _Read, joins: ShardJoins
     meta = meta if read.chats is None else read.chats.added_to(meta, shard)
     for row, size in promised_images(read.without_image, meta, rows):
         findings.add(keys[row], LOST_IMAGE, f"the sidecar gives {size}, the tar has no image; served as text")
+    if said := named_images(read.without_image, keys, rows):
+        findings.add("", LOST_IMAGE, said)
     return meta
 
 

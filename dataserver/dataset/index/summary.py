@@ -19,6 +19,7 @@ from dataserver.dataset.index.arrays import Array, ArraysError, read_arrays, wri
 from dataserver.dataset.index.format import FORMAT_VERSION, IndexHeader
 from dataserver.dataset.index.known import State
 from dataserver.dataset.index.rules import read_rules
+from dataserver.dataset.shards.listing import Listing
 
 SUMMARY_NAME: Final = "disttrain.summary"
 _VERSION: Final = 3
@@ -75,6 +76,19 @@ class Summary:
         entry = self._entries.get(name)
         fresh = index.st_ctime_ns < self._written_ns  # equal times prove nothing
         return entry if entry is not None and fresh and entry.num_bytes == index.st_size else None
+
+    def warn_of_gone(self, listing: Listing) -> None:
+        """Log which shards of a folder were there when it was indexed and are not now, if any."""
+        if not listing.is_folder or listing.shards[0].dataset is not None:
+            return
+        unread = {name for name, _ in listing.unread}
+        gone = sorted(self._entries.keys() - {shard.name for shard in listing.shards} - unread)
+        if gone:
+            _log.warning(
+                "%d shards below %s that were indexed are gone, the first is %a: their samples are not served; copy"
+                " them again, or run dataserver index once without them",
+                *(len(gone), listing.shards[0].root, gone[0]),
+            )
 
     def holds(self, contents: Sequence[tuple[str, IndexContent]]) -> bool:
         """Whether these, by name, are its entries: none more, none less, each taken from here by `find`."""

@@ -10,7 +10,9 @@ from dataserver.dataset.shards.parquet_columns import failed_rows, parquet_colum
 from dataserver.dataset.shards.parts import Scalar
 from dataserver.dataset.shards.row_match import RowMatch
 from dataserver.dataset.shards.sidecar_columns import json_columns, refusing
+from dataserver.dataset.shards.tar import MAX_NAME_CHARS
 from dataserver.dataset.storage.registry import storage_of
+from dataserver.images import IMAGE_SUFFIXES
 
 
 def read_sidecar(
@@ -71,6 +73,28 @@ def promised_images(
         size = _size(width, height) or _size(scalars[row].get("width"), scalars[row].get("height"))
         if size:
             yield row, size
+
+
+def named_images(rows: Sequence[int], keys: Sequence[str], scalars: Sequence[dict[str, Scalar]]) -> str:
+    """Say how many of `rows` have an entry that is the name of an image's file; nothing where none has.
+
+    URLs are none: metadata has them of images that nobody wanted.
+    """
+    found = [(row, *named) for row in rows if (named := next(filter(_names_image, scalars[row].items()), None))]
+    if not found:
+        return ""
+    row, name, value = found[0]
+    said = f"{len(found)} samples without an image have an entry that names one, the first is {keys[row]!a}"
+    remedy = "served as text; manifests name images in the entry image, Parquet files have their bytes in a column"
+    return f"{said}: {name!a} is {str(value)[:80]!a}; {remedy}"
+
+
+def _names_image(entry: tuple[str, Scalar]) -> bool:
+    value = entry[1]
+    if not isinstance(value, str) or "://" in value or len(value) > MAX_NAME_CHARS:
+        return False
+    stem, _, suffix = value.rpartition(".")
+    return bool(stem) and suffix.lower() in IMAGE_SUFFIXES
 
 
 def _size(width: Scalar | None, height: Scalar | None) -> str:

@@ -105,6 +105,26 @@ def test_summaries_beside_indexes_elsewhere(folder: Path, tmp_path: Path, monkey
     assert (dataset.fingerprint, read) == (expected, [])
 
 
+def test_shards_that_are_gone_are_told_until_the_dataset_is_indexed_without_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_texts(tmp_path / "d", num_samples=4, shard_size=2)
+    build_index(folder, workers=1)
+    Dataset.open(folder)
+    assert not caplog.messages
+    (folder / "00001.tar").unlink()
+    Dataset.open(folder / "00000.tar")
+    assert not caplog.messages
+    Dataset.open(folder)
+    build_index(folder, workers=1)
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        f"1 shards below {folder} that were indexed are gone, the first is '00001.tar'"
+    ] * 2
+    caplog.clear()
+    Dataset.open(folder)
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("change", ["cut", "flip", "version", "format", "names", "columns", "negative", "shape"])
 def test_damaged_and_foreign_summaries_are_passed_over(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
