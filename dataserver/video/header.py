@@ -1,6 +1,6 @@
 """What a video's headers and packets say of it. One frame is decoded: it shows that the others can be, and its turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from dataserver.extras import pip_install
 from dataserver.header_error import HeaderError
 from dataserver.planning.job.fields import MICROSECONDS
-from dataserver.video.formats import CODECS, DECODERS, VIDEO_FORMATS, video_format_of
+from dataserver.video.formats import CODECS, DECODERS, VIDEO_FORMATS, VideoFormat, video_format_of
 from dataserver.video.limits import (
     FIRST_PACKETS,
     MAX_FRAME_PIXELS,
@@ -127,26 +127,44 @@ def open_video(data: bytes) -> "Iterator[tuple[str, InputContainer, av.VideoStre
         VideoHeaderError: it is none of the formats, or its header is damaged; as well where what is read in the block
             raises what the library raises for hostile bytes.
     """
-    from dataserver.video.reading import ERRORS, open_container, video_stream
+    from dataserver.video.reading import video_stream
+
+    neither = f"neither {' nor '.join(known.title for known in VIDEO_FORMATS)}"
+    with opened(data, DECODERS, VideoHeaderError, neither) as (found, container):
+        stream = video_stream(container)
+        if stream is None:
+            raise VideoHeaderError("unreadable_header", f"{found.title}: it has no video")
+        codec = "unknown" if stream.codec_context is None else stream.codec_context.name
+        if codec not in DECODERS:
+            detail = f"{found.title}: its codec is {codec}; {', '.join(CODECS)} are read"
+            raise VideoHeaderError("unreadable_header", detail)
+        yield found.name, container, stream
+
+
+@contextmanager
+def opened(
+    data: bytes, decoders: Sequence[str], refusal: type[HeaderError], unknown: str
+) -> "Iterator[tuple[VideoFormat, InputContainer]]":
+    """Open a file as a video; yields its format and the container.
+
+    Args:
+        data: the file.
+        decoders: those that may be tried.
+        refusal: what to raise where it cannot be read, also of what the library raises in the block for hostile bytes.
+        unknown: says that it is of none of the formats.
+    """
+    from dataserver.video.reading import ERRORS, open_container
 
     found = video_format_of(data)
     if found is None:
-        known = " nor ".join(known.title for known in VIDEO_FORMATS)
-        raise VideoHeaderError("unreadable_header", f"neither {known}: starts with {data[:8].hex()}")
+        raise refusal("unreadable_header", f"{unknown}: starts with {data[:8].hex()}")
     try:
-        with open_container(data, found) as container:
-            stream = video_stream(container)
-            if stream is None:
-                raise VideoHeaderError("unreadable_header", f"{found.title}: it has no video")
-            codec = "unknown" if stream.codec_context is None else stream.codec_context.name
-            if codec not in DECODERS:
-                detail = f"{found.title}: its codec is {codec}; {', '.join(CODECS)} are read"
-                raise VideoHeaderError("unreadable_header", detail)
-            yield found.name, container, stream
-    except VideoHeaderError:
+        with open_container(data, found, decoders) as container:
+            yield found, container
+    except HeaderError:
         raise
     except ERRORS as error:
-        raise VideoHeaderError("unreadable_header", f"{found.title}: {error}") from error
+        raise refusal("unreadable_header", f"{found.title}: {error}") from error
 
 
 def _limited(container: "InputContainer", stream: "av.VideoStream") -> "Iterator[StoredFrame]":

@@ -6,7 +6,6 @@ that names another one is refused.
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import av
@@ -19,7 +18,7 @@ from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
 
 from dataserver.planning.job.fields import MICROSECONDS
-from dataserver.video.formats import DECODERS, VideoFormat
+from dataserver.video.formats import VideoFormat
 from dataserver.video.limits import MAX_FRAME_PIXELS
 
 av.logging.set_level(None)
@@ -35,16 +34,10 @@ _CONVERSION: Final = int(Interpolation.BILINEAR)
 """What FFmpeg converts with where it is not asked: chroma as it is stored. Exact rounding takes 60 times as long."""
 
 
-@contextmanager
-def open_container(
-    data: bytes, found: VideoFormat, decoders: Sequence[str] = DECODERS
-) -> Iterator[av.container.InputContainer]:
+def open_container(data: bytes, found: VideoFormat, decoders: Sequence[str]) -> av.container.InputContainer:
     """Open a video; `decoders` are those that may be tried to see what its streams are."""
     options = {**_OPTIONS, "codec_whitelist": ",".join(decoders)}
-    with av.open(
-        io.BytesIO(data), "r", found.container, options=options, metadata_errors="replace", io_open=_refuse
-    ) as container:
-        yield container
+    return av.open(io.BytesIO(data), "r", found.container, options=options, metadata_errors="replace", io_open=_refuse)
 
 
 def video_stream(container: av.container.InputContainer) -> av.VideoStream | None:

@@ -15,7 +15,6 @@ apart whose spectrograms differ.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +30,7 @@ from dataserver.audio import (
     check_header,
     require_audio,
 )
-from dataserver.video.formats import video_format_of
-from dataserver.video.header import require_video
+from dataserver.video.header import opened, require_video
 from dataserver.video.limits import FIRST_PACKETS
 
 if TYPE_CHECKING:
@@ -44,6 +42,7 @@ SOUND_VERSION: Final = 1
 SOUND_CODECS: Final = ("AAC", "MP3", "Opus", "Vorbis")
 _DECODERS: Final = ("aac", "mp3float", "opus", "vorbis")
 """FFmpeg's decoders of these. Those of others are never opened."""
+_NO_VIDEO: Final = "it is no video"
 MAX_SOUND_PACKETS: Final = 1 << 20
 """Most packets, of an hour 290 a second: packets of a few bytes can be many."""
 _PAUSES: Final = 10
@@ -71,7 +70,8 @@ def read_sound_header(data: bytes) -> AudioHeader | None:
     Raises:
         AudioHeaderError: the sound cannot be read, or is over the limits.
     """
-    with _opened(data) as (name, container, stream):
+    with opened(data, _DECODERS, AudioHeaderError, _NO_VIDEO) as (found, container):
+        stream = _sound_of(container)
         if stream is None:
             return None
         begin: int | None = None
@@ -92,7 +92,7 @@ def read_sound_header(data: bytes) -> AudioHeader | None:
             detail = f"its first {FIRST_PACKETS} packets hold no frame that can be decoded"
             raise AudioHeaderError("unreadable_header", detail)
         samples = round((end - max(begin, 0)) * _unit(stream) * first.sample_rate)
-        return check_header(AudioHeader(name, samples, first.sample_rate, first.layout.nb_channels))
+        return check_header(AudioHeader(found.name, samples, first.sample_rate, first.layout.nb_channels))
 
 
 def read_sound(data: bytes, shape: AudioShape, wanted: int) -> NDArray[np.float32]:
@@ -112,8 +112,8 @@ def read_sound(data: bytes, shape: AudioShape, wanted: int) -> NDArray[np.float3
     found = np.zeros(wanted, np.float32)
     end = 0
     try:
-        with _opened(data) as (_, container, stream):
-            if stream is None:
+        with opened(data, _DECODERS, AudioHeaderError, _NO_VIDEO) as (_, container):
+            if (stream := _sound_of(container)) is None:
                 raise InvalidAudioError("it has no sound")
             for time, part in _frames(container, stream, shape):
                 if time > end + shape.sample_rate // _PAUSES:
@@ -148,33 +148,15 @@ def _frames(
             yield round(ticks * samples_of_tick), planes
 
 
-@contextmanager
-def _opened(data: bytes) -> "Iterator[tuple[str, InputContainer, av.AudioStream | None]]":
-    """Open a video for its sound; yields the format's name, the container, and the stream of sound, if it has any.
+def _sound_of(container: "InputContainer") -> "av.AudioStream | None":
+    """The stream of sound of a video, if it has any, to be decoded on the thread that calls.
 
     Raises:
-        AudioHeaderError: it is no video, or its sound is of a codec that is not read; as well where what is read in the
-            block raises what the library raises for hostile bytes.
+        AudioHeaderError: it is of a codec that is not read, or has too many channels.
     """
-    from dataserver.video.reading import ERRORS, open_container
-
-    found = video_format_of(data)
-    if found is None:
-        raise AudioHeaderError("unreadable_header", f"it is no video: starts with {data[:8].hex()}")
-    try:
-        with open_container(data, found, _DECODERS) as container:
-            stream = next(iter(container.streams.audio), None)
-            if stream is not None:
-                _prepare(stream)
-            yield found.name, container, stream
-    except AudioHeaderError:
-        raise
-    except ERRORS as error:
-        raise AudioHeaderError("unreadable_header", f"{found.title}: {error}") from error
-
-
-def _prepare(stream: "av.AudioStream") -> None:
-    """Have a stream decoded on the thread that calls. Raises AudioHeaderError where it is one that is not read."""
+    stream = next(iter(container.streams.audio), None)
+    if stream is None:
+        return None
     context = stream.codec_context
     codec = "unknown" if context is None else context.name
     if codec not in _DECODERS:
@@ -183,6 +165,7 @@ def _prepare(stream: "av.AudioStream") -> None:
         raise AudioHeaderError("audio_too_large", f"declares {context.channels} channels, limit {MAX_CHANNELS}")
     context.thread_count = 1
     context.thread_type = "NONE"
+    return stream
 
 
 def _unit(stream: "av.AudioStream") -> Fraction:
