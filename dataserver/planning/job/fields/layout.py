@@ -52,6 +52,13 @@ class ExecutionParts(Protocol):
         """Modules of the job, in its order."""
 
     @property
+    def backbone(self) -> ModuleSpec:
+        """The backbone; layouts of towers have none."""
+
+    def of_kind(self, kind: ModuleKind) -> tuple[ModuleSpec, ...]:
+        """The modules of that kind, in the order of the job."""
+
+    @property
     def microbatch(self) -> int:
         """Sequences of one microbatch of one backbone rank, at most."""
 
@@ -165,11 +172,11 @@ class BackboneOptions(LayoutOptions):
                 "out or set layout.kind to contrastive"
             )
         ratio = stream.generation.ratio
-        if Fraction(ratio) > 0 and not any(m.kind is ModuleKind.GENERATOR for m in execution.modules):
+        if Fraction(ratio) > 0 and not execution.of_kind(ModuleKind.GENERATOR):
             raise ValueError(
                 f"generation.ratio is {ratio} but the job has no module of kind generator; add one, or set it to 0"
             )
-        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        backbone = execution.backbone
         self.check_batch(stream, backbone, execution.microbatch)
         if backbone.padded and stream.packing.enabled:
             raise ValueError(
@@ -188,8 +195,7 @@ class BackboneOptions(LayoutOptions):
 
     def num_microbatches(self, stream: Stream, execution: ExecutionParts) -> int:
         """Number of microbatches if all sequences are full."""
-        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
-        return stream.global_batch // (backbone.dp * execution.microbatch)
+        return stream.global_batch // (execution.backbone.dp * execution.microbatch)
 
 
 class WaveOptions(BackboneOptions):

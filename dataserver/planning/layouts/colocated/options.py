@@ -55,6 +55,6 @@ class ColocatedOptions(BackboneOptions):
     def keeps_step(self, execution: ExecutionParts, module: ModuleSpec) -> bool:
         """Modules with phases of others between forward and backward; a frozen one has no backward to keep it for."""
         apart = {ModuleKind.ENCODER}
-        if any(m.kind is ModuleKind.GENERATOR for m in execution.modules):
+        if execution.of_kind(ModuleKind.GENERATOR):
             apart.add(ModuleKind.BACKBONE)
         return module.kind in apart and module.cost.backward_percent > 0

@@ -78,7 +78,7 @@ class GroupedOptions(WaveOptions):
         if self.min_degree > self.max_degree:
             raise ValueError(f"min_degree is {self.min_degree}, above max_degree {self.max_degree}; lower it")
         degrees = [e.degree for e in self.exchange]
-        wanted = [1 << p for p in range(1, self.max_degree.bit_length()) if 1 << p >= self.min_degree]
+        wanted = [degree for degree in self.group_degrees if degree > 1]
         if sorted(degrees) != wanted:
             raise ValueError(
                 f"exchange has degrees {degrees}; one entry for each of {wanted} is required: what the all-to-alls "
@@ -114,7 +114,7 @@ class GroupedOptions(WaveOptions):
 
     def extremes(self, stream: Stream, execution: ExecutionParts) -> Iterable[Extreme]:
         """Times of a batch are multiplied by the devices, and kept below 2^50."""
-        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        backbone = execution.backbone
         cost, tokens, sequences = backbone.cost, stream.seq_len, 2 * stream.global_batch
         token_ps = cost.linear_ps * (100 + cost.backward_percent) // 100 + max(
             (e.unit_ps for e in self.exchange), default=0
@@ -132,7 +132,7 @@ class GroupedOptions(WaveOptions):
     def check_modules(self, execution: ExecutionParts) -> None:
         """Refuse a backbone whose ranks cannot form the groups."""
         super().check_modules(execution)
-        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        backbone = execution.backbone
         if execution.microbatch != 1:
             raise ValueError(
                 f"microbatch is {execution.microbatch}; groups decide microbatches themselves: leave microbatch out"

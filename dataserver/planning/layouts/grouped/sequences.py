@@ -19,17 +19,16 @@ def group_costs(execution: Execution) -> GroupCosts:
     groups, module = execution.options(GroupedOptions), execution.backbone
     if module.memory is None:
         raise TypeError(f"module {module.name} has no memory, without which no grouped job is accepted")
-    degrees = tuple(1 << p for p in range(groups.min_degree.bit_length() - 1, groups.max_degree.bit_length()))
     passes = 2 if module.runs_backward else 1
     exchange = {1: 0} | {e.degree: e.unit_ps * passes // 2 for e in groups.exchange}
     cost, linear_ps = module.cost, _both(module.cost, module.cost.linear_ps)
     return GroupCosts(
         name=f"module {module.name}",
         num_devices=module.dp,
-        degrees=degrees,
+        degrees=groups.group_degrees,
         device_tokens=module.memory.units,
         quadratic_fs=_both(cost, cost.quadratic_fs),
-        token_ps=tuple(linear_ps + exchange[d] for d in degrees),
+        token_ps=tuple(linear_ps + exchange[d] for d in groups.group_degrees),
         fixed_ns=_both(cost, cost.microbatch_ns),
     )
 

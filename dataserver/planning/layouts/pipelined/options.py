@@ -28,15 +28,15 @@ class PipelinedOptions(WaveOptions):
     def step_size(self, stream: Stream, execution: ExecutionParts) -> dict[str, int]:
         """Where memory is shared by the ranks of a component, every look at it takes all of them."""
         found = super().step_size(stream, execution)
-        if any(m.memory is not None and m.kind is not ModuleKind.BACKBONE for m in execution.modules):
-            backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
-            found["component_work"] = stream.global_batch * backbone.dp // gcd(*(m.dp for m in execution.modules))
+        if any(m.memory is not None and m.handles_images for m in execution.modules):
+            common = gcd(*(m.dp for m in execution.modules))
+            found["component_work"] = stream.global_batch * execution.backbone.dp // common
         return found
 
     def check_images(self, execution: ExecutionParts) -> None:
         """Refuse modules between which parity, or images on the ranks of their sequences, mean nothing."""
-        encoders = [m for m in execution.modules if m.kind is ModuleKind.ENCODER]
-        generators = [m.name for m in execution.modules if m.kind is ModuleKind.GENERATOR]
+        encoders = execution.of_kind(ModuleKind.ENCODER)
+        generators = [m.name for m in execution.of_kind(ModuleKind.GENERATOR)]
         if execution.modality_parity and (len(encoders) != 1 or generators):
             raise ValueError(
                 f"modality_parity needs one encoder and no generator, whose ranks it would not keep together; found "
@@ -49,7 +49,7 @@ class PipelinedOptions(WaveOptions):
                 f"identity_routing needs an encoder and no generator; found the encoders {[m.name for m in encoders]} "
                 f"and the generators {generators}: leave identity_routing out"
             )
-        backbone = next(m for m in execution.modules if m.kind is ModuleKind.BACKBONE)
+        backbone = execution.backbone
         degrees = {m.name: (m.dp, m.tp, m.sp) for m in (*encoders, backbone)}
         if len(set(degrees.values())) > 1:
             raise ValueError(
