@@ -96,8 +96,7 @@ class Execution(SpecModel):
         self.layout.check_modules(self)
         self.layout.check_images(self)
         for module in self.modules:
-            bounded = module.memory is not None and module.memory.step_bytes is not None
-            if bounded and not self.layout.keeps_step(self, module):
+            if module.step_units is not None and not self.layout.keeps_step(self, module):
                 raise ValueError(
                     f"module {module.name} has memory.step_bytes, but it never keeps a whole step; only encoders of a "
                     "colocated layout do, and its backbone before generators, if they are trained: leave it out"

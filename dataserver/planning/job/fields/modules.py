@@ -143,6 +143,11 @@ class ModuleSpec(SpecModel):
         return self.modality or Modality.IMAGE
 
     @property
+    def step_units(self) -> int | None:
+        """Patches or tokens of a step that a device holds at once; None where the job does not say."""
+        return None if self.memory is None else self.memory.step_units
+
+    @property
     def makes_features(self) -> bool:
         """Whether its last stage meets those of other modules, with a feature of each sample."""
         return self.kind is ModuleKind.TOWER

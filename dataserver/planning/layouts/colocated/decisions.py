@@ -46,7 +46,7 @@ def _of_memory(
 ) -> list[Decision]:
     said, several = list[Decision](), len(rounds.items) > 1
     limited = [m.name for m in modules if m.memory is not None]
-    keeping = [m for m in modules if m.memory is not None and m.memory.step_units is not None]
+    keeping = [m for m in modules if m.step_units is not None]
     if several:
         names, their = ", ".join(rounds.asked_by), "their" if len(rounds.asked_by) > 1 else "its"
         reason = f"in fewer, {names} would keep more than memory.step_bytes holds until {their} backward phase"
@@ -67,8 +67,8 @@ def _of_memory(
     for module in keeping:
         kept = int(_of_rounds(held_units(module, plan), rounds).max())
         chosen = f"keeps {kept:,} {unit_of(module)} of {'a round' if several else 'the step'} on the fullest rank"
-        budget = module.memory and module.memory.step_units
-        said.append(Decision(module.name, chosen, f"memory.step_bytes holds {budget:,} until its backward phase"))
+        reason = f"memory.step_bytes holds {module.step_units:,} until its backward phase"
+        said.append(Decision(module.name, chosen, reason))
     return said
 
 

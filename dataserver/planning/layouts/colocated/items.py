@@ -40,12 +40,12 @@ class ModuleItems:
         """What the items need of the memory of so many microbatches of a rank."""
         if self.module.memory is None:
             return None
-        budget, step = microbatches * self.module.memory.units, self.module.memory.step_units
+        budget, step = microbatches * self.module.memory.units, self.module.step_units
         return BinBudget(self.sizes, budget if step is None else min(budget, step))
 
     def step_budget(self, needs: I64) -> BinBudget | None:
         """What `needs`, int64 [any], such as padded microbatches, take of a rank's memory for the whole step."""
-        step = None if self.module.memory is None else self.module.memory.step_units
+        step = self.module.step_units
         return None if step is None else BinBudget(needs, step)
 
 

@@ -28,7 +28,7 @@ class ColocatedLimits(BackboneLimits):
 
     def check_together(self, module: ModuleSpec, table: ShardTable, samples: Bool, where: str) -> None:
         """Refuse samples whose images no round holds."""
-        units = None if module.memory is None else module.memory.step_units
+        units = module.step_units
         for i, sizes, depths in () if units is None else together(module, table, samples, units):
             if not round_holds(_sample_items(module, sizes, depths)):
                 raise SampleTooLargeError(over_step_memory(module, f"{where}, row {table.row[i]}", sizes))
@@ -39,7 +39,7 @@ def surely_retained(module: ModuleSpec, patches: I64, largest: I64) -> Bool:
 
     One rank keeps them; or they are dealt out so evenly that the last one finds a rank with room. bool [s].
     """
-    units = None if module.memory is None else module.memory.step_units
+    units = module.step_units
     if units is None:
         return np.ones(len(patches), np.bool_)
     spread = 0 if module.balance.keeps_order else module.dp * np.maximum(units - largest, 0)
@@ -66,7 +66,7 @@ def round_holds(items: ModuleItems) -> bool:
 
 def most_retained(module: ModuleSpec) -> int | None:
     """Patches of one sample's images that the ranks of a module keep at once; None where the job does not say."""
-    units = None if module.memory is None else module.memory.step_units
+    units = module.step_units
     return None if units is None else units * (1 if module.balance is BalancePolicy.NONE else module.dp)
 
 

@@ -104,7 +104,7 @@ def _staying(execution: Execution, rounds: StepRounds) -> dict[str, StepRounds]:
     none = {"balance": BalancePolicy.NONE}
 
     def beside(items: ModuleItems) -> ModuleItems:
-        return items if items.slots is not None else replace(items, module=items.module.model_copy(update=none))
+        return items if items.module.holds_samples else replace(items, module=items.module.model_copy(update=none))
 
     try:
         return {"images beside their sequences": rounds.rearranged(execution, beside)}

@@ -173,7 +173,7 @@ def _cut(items: tuple[ModuleItems, ...], rounds: int, size: int) -> list[tuple[M
     """
     if rounds == 1:
         return [items]
-    (backbone,) = (i for i in items if i.slots is not None)
+    backbone = next(i for i in items if i.module.holds_samples)
     count, kept = len(backbone.index), np.zeros(len(backbone.index), np.int64)
     for own in items:
         budget = own.step_budget(own.sizes)
