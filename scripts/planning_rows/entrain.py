@@ -121,7 +121,9 @@ def _default(problem: PlacementProblem, seed: int) -> Placement:
     """What the default policies do."""
     seeds = [balanced(problem, policy) for policy in (BalancePolicy.NONE, BalancePolicy.LPT)]
     seeds.append(stratified(problem))
-    return searched(problem, [*seeds, *(in_disttrain_order(problem, s) for s in seeds)], seed, seed, patient=False)
+    seeds += [in_disttrain_order(problem, placement) for placement in seeds]
+    best = min(seeds, key=lambda placement: makespan_ns(problem, placement))
+    return searched(problem, best, seed, seed, patient=False)
 
 
 def _spread(problem: PlacementProblem, placement: Placement, row: int) -> float:

@@ -68,5 +68,5 @@ def _row(case: Long) -> Row:
 def _searched(problem: PlacementProblem, starts: list[Placement], seed: int) -> Placement:
     """As plans of the newest version search."""
     goal, best = goal_ns(problem), min(starts, key=lambda start: makespan_ns(problem, start))
-    found = searched(problem, [best], seed, seed, goal=goal, patient=False, in_rounds=True)
+    found = searched(problem, best, seed, seed, goal=goal, patient=False, in_rounds=True)
     return raced(problem, best, found, seed, seed, None, goal) or found

@@ -156,7 +156,7 @@ def _searches(made: Attempt, most_sequences: int) -> Iterator[Trial]:
             seed, version = packed.job.stream.seed, packed.execution.plan_version
             goal = goal_ns(problem)
             found = searched(
-                problem, [starts[best]], packed.step, seed, most_sequences, goal,
+                problem, starts[best], packed.step, seed, most_sequences, goal,
                 patient=version < IMPATIENT_SINCE, in_rounds=version >= ROUNDS_SINCE,
             )  # fmt: skip
             yield Trial("search", found, spreads, (extra,))

@@ -397,7 +397,7 @@ def test_numbers_that_the_search_is_bounded_by() -> None:
     assert search.component_operations(replace(problem, dp=4, components=2)) == 2 * (4 + 1) * (3 + 2 + 1)
     # F: 11 22 33, and after each the backbone takes 9 + 9 and as much back, and the encoder twice its forward.
     makespan = placing.makespan_ns(problem, start)
-    best = placing.searched(problem, [start], 0, 0)
+    best = placing.searched(problem, start, 0, 0)
     assert placing.makespan_ns(problem, best) <= makespan
     assert sorted(best.wave.tolist()) == [0, 1, 2]
 
@@ -420,16 +420,6 @@ def test_sequences_that_memory_does_not_hold_alone() -> None:
         assert short == row
         assert sorted(rows_of(found)) == [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     assert placing.fitted(one_rank(3), start) == (start, None)
-
-
-@pytest.mark.parametrize("waves", [1, 2, 3])
-def test_the_best_of_several_starts_is_searched(waves: int) -> None:
-    problem = one_rank(waves)
-    first = placing.balanced(problem, BalancePolicy.NONE)
-    worse = Placement(first.rank, first.wave[::-1].copy(), first.slot)
-    times = [placing.makespan_ns(problem, p) for p in (first, worse)]
-    for starts in ([first, worse], [worse, first]):
-        assert placing.makespan_ns(problem, placing.searched(problem, starts, 0, 0, 0)) == min(times)
 
 
 def crowded(seed: int, memory: bool = False) -> PlacementProblem:
@@ -456,11 +446,10 @@ def test_a_search_tries_what_its_budget_allows() -> None:
         budget = (allowed - min(800_000, allowed // 2)) // (2 * (2 * 2 + 2) * (6 + 2 + 2))
         slots = np.full((4, 6, 2), -1)
         slots[start.rank, start.wave, start.slot] = np.arange(48)
-        before = search._improve(problem, slots, draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 2 * budget), budget)
-        assert before == placing.makespan_ns(problem, start)
-        found = placing.searched(problem, [start], 7, seed, most)
+        search._improve(problem, slots, draws(seed, Operator.PLAN_SEARCH, 0, 0, 7, 2 * budget), budget)
+        found = placing.searched(problem, start, 7, seed, most)
         assert slots[found.rank, found.wave, found.slot].tolist() == list(range(48))
-        assert placing.makespan_ns(problem, found) <= before
+        assert placing.makespan_ns(problem, found) <= placing.makespan_ns(problem, start)
         lower = placing.lower_bound_ns(problem, within_components=True)
         assert lower <= placing.makespan_ns(problem, found)
 
@@ -484,7 +473,7 @@ def test_a_search_ends_at_its_goal(seed: int) -> None:
     goal, start = placing.goal_ns(problem), placing.balanced(problem, BalancePolicy.NONE)
     bound = placing.lower_bound_ns(problem)
     assert goal == bound + bound // 4_096
-    found, best = (placing.searched(problem, [start], 7, seed, goal=g) for g in (goal, placing.NO_GOAL))
+    found, best = (placing.searched(problem, start, 7, seed, goal=g) for g in (goal, placing.NO_GOAL))
     climb = climb_of(in_slots(problem.shape, start), search._costs(problem))
     go_on(climb, np.zeros(0, np.uint64), 1)
     trials = 0
@@ -516,7 +505,7 @@ def test_a_search_without_patience_ends_where_it_gains_next_to_nothing(seed: int
             due, words = due - simulated, words[used:]
         parts += 1
     assert 1 < parts < 8
-    sooner, whole = (placing.searched(problem, [start], 7, seed, patient=patient) for patient in (False, True))
+    sooner, whole = (placing.searched(problem, start, 7, seed, patient=patient) for patient in (False, True))
     assert rows_of(sooner) == rows_of(of_slots(climb.slots.at)) != rows_of(whole)
     assert placing.makespan_ns(problem, whole) <= placing.makespan_ns(problem, sooner)
 
@@ -526,8 +515,8 @@ def test_a_search_without_a_goal_goes_on_at_the_bound() -> None:
     timeless = replace(one_stage(0), own=one_stage(0).own * 0, way=one_stage(0).way * 0, base=np.zeros(3, np.int64))
     start = placing.balanced(timeless, BalancePolicy.NONE)
     assert placing.goal_ns(timeless) == placing.makespan_ns(timeless, start) == 0
-    assert rows_of(placing.searched(timeless, [start], 7, 0, goal=0)) == rows_of(start)
-    assert rows_of(placing.searched(timeless, [start], 7, 0)) != rows_of(start)
+    assert rows_of(placing.searched(timeless, start, 7, 0, goal=0)) == rows_of(start)
+    assert rows_of(placing.searched(timeless, start, 7, 0)) != rows_of(start)
 
 
 def test_exchanges_until_memory_holds_all_of_it() -> None:

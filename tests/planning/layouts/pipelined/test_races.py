@@ -44,7 +44,7 @@ def start_of(problem: PlacementProblem) -> Placement:
 
 def searched(problem: PlacementProblem, seed: int) -> Placement:
     goal = placing.goal_ns(problem)
-    return placing.searched(problem, [start_of(problem)], 7, seed, goal=goal, patient=False, in_rounds=True)
+    return placing.searched(problem, start_of(problem), 7, seed, goal=goal, patient=False, in_rounds=True)
 
 
 def raced(problem: PlacementProblem, seed: int, found: Placement, goal: int | None = None) -> Placement | None:

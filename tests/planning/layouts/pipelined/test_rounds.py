@@ -58,20 +58,20 @@ def test_threads_find_what_one_finds(components: int, memory: bool) -> None:
     start, found = start_of(problem), []
     for count in (1, 2, 3, 16):
         with computing_on(count):
-            found.append(placing.searched(problem, [start], 7, 0, in_rounds=True))
+            found.append(placing.searched(problem, start, 7, 0, in_rounds=True))
     for other in found[1:]:
         assert all(np.array_equal(getattr(other, f), getattr(found[0], f)) for f in ("rank", "wave", "slot"))
     before, after = placing.makespan_ns(problem, start), placing.makespan_ns(problem, found[0])
     assert 20 * after < 19 * before
     assert placing.lower_bound_ns(problem, within_components=True) <= after
     assert search.fitted(problem, found[0])[1] is None
-    in_turn = placing.searched(problem, [start], 7, 0)
+    in_turn = placing.searched(problem, start, 7, 0)
     assert 100 * after <= 101 * placing.makespan_ns(problem, in_turn)
 
 
 def test_what_rounds_find_stays_what_it_is() -> None:
     """Servers of the same release plan alike, and so do those of the next one."""
-    found = placing.searched(problem := spread_out(4, 4), [start_of(problem)], 7, 0, in_rounds=True)
+    found = placing.searched(problem := spread_out(4, 4), start_of(problem), 7, 0, in_rounds=True)
     assert digest([found.rank.tolist(), found.wave.tolist(), found.slot.tolist()]) == "eb37c90b88616dc4"
 
 
@@ -110,7 +110,7 @@ def test_threads_find_what_one_finds_among_empty_slots(rounds: list[tuple[int, i
         for count in (1, 2, 3, 4):
             rounds.clear()
             with computing_on(count):
-                improved = placing.searched(problem, [start], 7, seed, patient=patient, in_rounds=True)
+                improved = placing.searched(problem, start, 7, seed, patient=patient, in_rounds=True)
             found.append((improved.rank.tolist(), improved.wave.tolist(), improved.slot.tolist(), rounds.copy()))
         assert all(other == found[0] for other in found[1:])
 
@@ -168,7 +168,7 @@ def test_candidates_of_small_steps_are_not_shared(monkeypatch: pytest.MonkeyPatc
 def test_a_search_of_few_components_is_the_same_in_rounds() -> None:
     problem = spread_out(0, 3)
     start = start_of(problem)
-    found, in_turn = (placing.searched(problem, [start], 7, 0, in_rounds=rounds) for rounds in (True, False))
+    found, in_turn = (placing.searched(problem, start, 7, 0, in_rounds=rounds) for rounds in (True, False))
     assert np.array_equal(found.rank, in_turn.rank)
     assert np.array_equal(found.wave, in_turn.wave)
 

@@ -64,7 +64,7 @@ def goal_ns(problem: PlacementProblem) -> int:
 
 def searched(
     problem: PlacementProblem,
-    starts: list[Placement],
+    start: Placement,
     step: int,
     seed: int,
     most_sequences: int | None = None,
@@ -73,14 +73,14 @@ def searched(
     patient: bool = True,
     in_rounds: bool = False,
 ) -> Placement:
-    """Improve the best of some placements by bounded hill climbing on the slowest component.
+    """Improve a placement by bounded hill climbing on the slowest component.
 
     Assignment, composition and order change together (`kernels.pipeline.improve_placement`); what fits the memory keeps
     fitting.
 
     Args:
         problem: with the microbatches in flight for which it is improved.
-        starts: placements within the memory.
+        start: a placement within the memory.
         step: its number.
         seed: of the stream.
         most_sequences: that the budget is for, where memory divides what fewer sequences could hold; all by default.
@@ -89,7 +89,6 @@ def searched(
         in_rounds: whether many components are improved in pairs, which threads may share.
     """
     budget = budget_of(problem, most_sequences)
-    start = min(starts, key=lambda start: makespan_ns(problem, start)) if len(starts) > 1 else starts[0]
     best = in_slots(problem.shape, start)
     part = None if patient else max(1, budget // PATIENCE_PARTS)
     if in_rounds and problem.components >= ROUNDS_FROM:
@@ -114,7 +113,7 @@ def budget_of(problem: PlacementProblem, most_sequences: int | None = None) -> i
 
 def makespan_ns(problem: PlacementProblem, placement: Placement) -> int:
     """Simulated time of the slowest component."""
-    return _improve(problem, in_slots(problem.shape, placement), np.zeros(0, np.uint64), 0)
+    return begun(problem, in_slots(problem.shape, placement)).makespan_ns
 
 
 def shortfall_alone(problem: PlacementProblem) -> int | None:
@@ -150,8 +149,8 @@ def fitted(problem: PlacementProblem, placement: Placement) -> tuple[Placement, 
 
 def _improve(
     problem: PlacementProblem, slots: I64, words: U64, budget: int, goal: int = NO_GOAL, part: int | None = None
-) -> int:
-    """Improve `slots` in place with at most `budget` simulated components, or to the goal; the makespan that it had.
+) -> None:
+    """Improve `slots` in place with at most `budget` simulated components, or to the goal.
 
     It ends early where one `part` of the budget, if given, gained too little.
     """
@@ -159,15 +158,14 @@ def _improve(
 
     climb, at_once = begun(problem, slots), max(1, OPERATIONS_AT_ONCE // component_operations(problem))
     words_at_once = max(1, OPERATIONS_AT_ONCE // problem.components)  # each looks for the slowest component
-    before, left = climb.makespan_ns, budget - problem.components
-    patience = _Patience(before, left, budget if part is None else part)
+    left = budget - problem.components
+    patience = _Patience(climb.makespan_ns, left, budget if part is None else part)
     while left > 0 and len(words) and climb.makespan_ns > goal:
         yield_point()
         simulated, used = go_on(climb, words[:words_at_once], min(left, at_once, left - patience.due), goal)
         left, words = left - simulated, words[used:]
         if patience.ends(climb.makespan_ns, left):
             break
-    return before
 
 
 def _improve_in_rounds(
