@@ -9,7 +9,7 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import BalancePolicy, ModuleKind, ModuleSpec, OrderPolicy
 from dataserver.planning.layouts.pipelined.candidates import CandidatePlan, ImageSpread, Trial, candidates_of
 from dataserver.planning.layouts.pipelined.packed import PackedStep
-from dataserver.planning.layouts.pipelined.placing import goal_ns, lower_bound_ns, raced, searched
+from dataserver.planning.layouts.pipelined.placing import PlacementProblem, goal_ns, lower_bound_ns, raced, searched
 from dataserver.planning.layouts.pipelined.starts import CANONICAL, STRATIFIED, Known, Starts, find_starts
 from dataserver.planning.layouts.shared.candidates import fastest
 from dataserver.planning.layouts.shared.waves import extras
@@ -44,7 +44,7 @@ class Attempt:
     @property
     def num_sequences(self) -> int:
         """Sequences of all ranks together."""
-        return self.starts.problem.num_sequences
+        return self.known.problem.num_sequences
 
     @property
     def is_alone(self) -> bool:
@@ -66,7 +66,7 @@ def attempt(packed: PackedStep, known: Known | None = None) -> Attempt:
     """Make the rule-based plans; with what a probe found."""
     known = Known(packed) if known is None else known
     starts = find_starts(packed, known)
-    candidates, shortfall = _outcome(packed, _by_rules(packed, starts))
+    candidates, shortfall = _outcome(packed, _by_rules(packed, known.problem, starts))
     return Attempt(packed, known, starts, candidates, shortfall or starts.shortfall)
 
 
@@ -106,7 +106,7 @@ def search(made: Attempt, most_sequences: int) -> tuple[CandidatePlan, ...]:
 
     The search budget is for `most_sequences` at most (`placing.searched`).
     """
-    if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.by_rules:
+    if made.packed.layout.order is not OrderPolicy.SEARCH or not made.starts.placements:
         return ()
     return _outcome(made.packed, _searches(made, most_sequences))[0]
 
@@ -130,17 +130,17 @@ def _candidates(packed: PackedStep, trial: Trial) -> Callable[[], list[Candidate
     return lambda: list(candidates_of(packed, trial))
 
 
-def _by_rules(packed: PackedStep, starts: Starts) -> Iterator[Trial]:
+def _by_rules(packed: PackedStep, problem: PlacementProblem, starts: Starts) -> Iterator[Trial]:
     """The rule-based placements, each with the numbers of extra microbatches in flight to try.
 
     Canonical order is always one of them. Where a search follows, they are what it begins with; `STRATIFIED`, which no
     other policy has, is compared itself only where the search goes by an estimate or memory may keep it from any.
     """
-    guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules) or starts.problem.transfers is not None
-    all_of_them = packed.layout.order is not OrderPolicy.SEARCH or guessed or starts.problem.budgets is not None
+    guessed = packed.layout.chunks > 1 or any(m.padded for m in packed.modules) or problem.transfers is not None
+    all_of_them = packed.layout.order is not OrderPolicy.SEARCH or guessed or problem.budgets is not None
     for name, placement in starts.placements.items():
         if all_of_them or not name.startswith(STRATIFIED):
-            spreads = _spreads(packed, starts.problem.components, name == CANONICAL)
+            spreads = _spreads(packed, problem.components, name == CANONICAL)
             yield Trial(name, placement, spreads, extras(packed.execution))
 
 

@@ -69,19 +69,12 @@ class Known:
 class Starts:
     """The rule-based placements of a packed step that fit memory."""
 
-    problem: PlacementProblem
-    by_rules: Placements
-    by_algorithm_2: Placements
-    """The same microbatches in the order of DistTrain's Algorithm 2."""
+    placements: Placements
+    """Those by rules, then the same microbatches in the order of DistTrain's Algorithm 2."""
     shortfall: ModuleSpec | None
     """A module whose memory was too small for a placement."""
     is_hopeless: bool
     """Whether memory does not hold one of the sequences, however many microbatches there are."""
-
-    @property
-    def placements(self) -> Placements:
-        """Placements by all rules, by name."""
-        return {**self.by_rules, **self.by_algorithm_2}
 
 
 def problem_of(packed: PackedStep) -> PlacementProblem:
@@ -95,7 +88,7 @@ def find_starts(packed: PackedStep, known: Known) -> Starts:
     problem = known.problem
     hopeless = shortfall_alone(problem)
     if hopeless is not None:
-        return Starts(problem, {}, {}, packed.modules[hopeless], is_hopeless=True)
+        return Starts({}, packed.modules[hopeless], is_hopeless=True)
     balance, order = packed.execution.backbone.balance, packed.layout.order
     by_rules, row = _fitting(packed, known, _by_rules(problem, balance, order))
     moved = {} if order is OrderPolicy.NONE else by_rules
@@ -103,7 +96,7 @@ def find_starts(packed: PackedStep, known: Known) -> Starts:
     by_algorithm_2, later_row = _fitting(packed, known, reordered)
     last = row if later_row is None else later_row
     shortfall = None if last is None else packed.modules[last]
-    return Starts(problem, by_rules, by_algorithm_2, shortfall, is_hopeless=False)
+    return Starts({**by_rules, **by_algorithm_2}, shortfall, is_hopeless=False)
 
 
 def guided_problem(packed: PackedStep, problem: PlacementProblem, extra: int, start: Placement) -> PlacementProblem:
