@@ -32,7 +32,7 @@ def component_bound_ns(problem: PlacementProblem) -> int:
         problem: with one encoder and one generator, each of one rank in a component, and no memory, padding or chunks.
     """
     if problem.num_waves < 2:
-        return lower_bound_ns(problem, within_components=True)
+        return lower_bound_ns(problem)
     extra = int(problem.in_flight[problem.num_stages]) - 2
     forward, backward = _passes(problem.own, problem.percent)
     base_forward, base_backward = _passes(problem.base[:, None], problem.percent)
@@ -51,7 +51,7 @@ def component_bound_ns(problem: PlacementProblem) -> int:
     total = (forward + backward)[1].sum() + always[:-1].sum() * (problem.ranks_per_component if all_wait else 1)
     total += _least_ends(first[slots], last[slots], problem.dp)
     bound = int(total) // problem.dp + problem.num_waves * int((base_forward + base_backward)[1, 0])
-    return max(lower_bound_ns(problem, within_components=True), bound)
+    return max(lower_bound_ns(problem), bound)
 
 
 def _passed(problem: PlacementProblem, times: I64, base: I64) -> I64:

@@ -9,7 +9,7 @@ from dataserver.planning.job.identity import Job
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.pipelined.comparing import Compared, TooShort, compare
 from dataserver.planning.layouts.pipelined.counts import Counts, sample_sizes
-from dataserver.planning.layouts.pipelined.placing import lower_bound_ns, placement_problem
+from dataserver.planning.layouts.pipelined.placing import PlacementProblem, lower_bound_ns, placement_problem
 from dataserver.planning.layouts.shared.candidates import shown
 from dataserver.planning.layouts.shared.sequences import sequence_of_samples
 from dataserver.planning.layouts.shared.waves import decisions
@@ -108,9 +108,13 @@ def _too_large(job: Job, samples: StepSamples, module: ModuleSpec | None, count:
     )
 
 
-def bound_ns(job: Job, plan: StepPlan, *, within_components: bool = False) -> int:
-    """A time that no plan of the same sequences can beat, or none whose images stay within components of ranks."""
+def bound_ns(job: Job, plan: StepPlan) -> int:
+    """A time that no plan of the same sequences can beat."""
+    return lower_bound_ns(planned_problem(job, plan))
+
+
+def planned_problem(job: Job, plan: StepPlan) -> PlacementProblem:
+    """What placing the sequences of a plan depends on."""
     sequence = sequence_of_samples(plan, job.spec.execution.backbone.name)
     in_flight = np.concatenate([plan.in_flight(m.name) for m in job.spec.execution.by_depth])
-    problem = placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)
-    return lower_bound_ns(problem, within_components=within_components)
+    return placement_problem(job.spec, in_flight, plan.samples, sequence, plan.num_microbatches)

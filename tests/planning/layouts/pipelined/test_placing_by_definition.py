@@ -77,8 +77,8 @@ def _transfers(random: np.random.Generator, rows: int, count: int) -> Transfers:
 class Loops:
     """The bound of `placing.lower_bound_ns`, sequence by sequence."""
 
-    def __init__(self, problem: PlacementProblem, within_components: bool) -> None:
-        self.p, self.within = problem, within_components
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.p = problem
         self.backbone, self.rows, self.count = problem.num_encoders, len(problem.base), problem.num_sequences
         self.sequences = range(self.count)
 
@@ -103,8 +103,6 @@ class Loops:
     def passing(self, row: int, s: int, backward: bool) -> int:
         """Of a backbone: one chunk."""
         alone = int(self.p.way[row, s])
-        if self.within:
-            alone = max(alone, self.work(row, s))
         time = alone + int(self.p.base[row]) if alone else 0
         if row == self.backbone:
             time //= self.p.chunks
@@ -197,12 +195,9 @@ class Loops:
 
 
 @settings(max_examples=150)
-@given(problems(), st.booleans())
-def test_the_bound_is_its_definition(problem: PlacementProblem, within_components: bool) -> None:
-    assert (
-        placing.lower_bound_ns(problem, within_components=within_components)
-        == Loops(problem, within_components).bound()
-    )
+@given(problems())
+def test_the_bound_is_its_definition(problem: PlacementProblem) -> None:
+    assert placing.lower_bound_ns(problem) == Loops(problem).bound()
 
 
 @settings(max_examples=60)
@@ -211,7 +206,7 @@ def test_full_slots_wait_for_their_first_and_last_wave(problem: PlacementProblem
     """Work that varies little, so that waiting decides."""
     even = replace(problem, own=np.where(problem.own > 0, 50 * problem.chunks + problem.own % 2 * problem.chunks, 0))
     even.way[even.num_encoders] = even.work[even.num_encoders]
-    assert placing.lower_bound_ns(even) == Loops(even, False).bound()
+    assert placing.lower_bound_ns(even) == Loops(even).bound()
 
 
 # --- seeds ----------------------------------------------------------------------------------------------------------
@@ -450,7 +445,7 @@ def test_a_search_tries_what_its_budget_allows() -> None:
         found = placing.searched(problem, start, 7, seed, most)
         assert slots[found.rank, found.wave, found.slot].tolist() == list(range(48))
         assert placing.makespan_ns(problem, found) <= placing.makespan_ns(problem, start)
-        lower = placing.lower_bound_ns(problem, within_components=True)
+        lower = placing.lower_bound_ns(problem)
         assert lower <= placing.makespan_ns(problem, found)
 
 

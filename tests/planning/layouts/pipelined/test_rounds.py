@@ -63,7 +63,7 @@ def test_threads_find_what_one_finds(components: int, memory: bool) -> None:
         assert all(np.array_equal(getattr(other, f), getattr(found[0], f)) for f in ("rank", "wave", "slot"))
     before, after = placing.makespan_ns(problem, start), placing.makespan_ns(problem, found[0])
     assert 20 * after < 19 * before
-    assert placing.lower_bound_ns(problem, within_components=True) <= after
+    assert placing.lower_bound_ns(problem) <= after
     assert search.fitted(problem, found[0])[1] is None
     in_turn = placing.searched(problem, start, 7, 0)
     assert 100 * after <= 101 * placing.makespan_ns(problem, in_turn)

@@ -6,16 +6,12 @@ from dataserver.planning import I64
 from dataserver.planning.layouts.pipelined.placing.problem import PlacementProblem
 
 
-def lower_bound_ns(problem: PlacementProblem, *, within_components: bool = False) -> int:
-    """A time that no placement of the problem's sequences can beat, under any operation lists.
-
-    With `within_components` only plans are bounded whose images stay within their component: all images of a sequence
-    then take at least their share of the component's ranks.
-    """
-    return max(work_bound_ns(problem, within_components=within_components), _longest_way(problem, within_components))
+def lower_bound_ns(problem: PlacementProblem) -> int:
+    """A time that no placement of the problem's sequences can beat, under any operation lists."""
+    return max(work_bound_ns(problem), _longest_way(problem))
 
 
-def work_bound_ns(problem: PlacementProblem, *, within_components: bool = False) -> int:
+def work_bound_ns(problem: PlacementProblem) -> int:
     """The same from the work of ranks alone, whatever way a single sequence has.
 
     Some rank of each stage has at least the mean work of the stage. Before it begins with its first microbatch that
@@ -25,7 +21,7 @@ def work_bound_ns(problem: PlacementProblem, *, within_components: bool = False)
     their last, see `_ends`.
     """
     both, base = _both(problem, problem.work), _both(problem, problem.base[:, None])[:, 0]
-    there, back = _ways(problem, within_components)
+    there, back = _ways(problem)
     bound = 0
     for row in range(len(base)):
         ranks = problem.components * (problem.ranks_per_component if row == problem.num_encoders else 1)
@@ -44,7 +40,7 @@ def work_bound_ns(problem: PlacementProblem, *, within_components: bool = False)
     return bound
 
 
-def _longest_way(problem: PlacementProblem, within_components: bool) -> int:
+def _longest_way(problem: PlacementProblem) -> int:
     """What the sequence with the longest way takes through all modules and back, and its rank for other microbatches.
 
     Waves pass each rank in the same order forward and back. So a backbone rank of the first stage has run the forwards
@@ -56,7 +52,7 @@ def _longest_way(problem: PlacementProblem, within_components: bool) -> int:
     backbone, parts = problem.num_encoders, problem.num_stages * problem.chunks
     encoding, inside = np.zeros((2, problem.num_sequences), np.int64)
     generating = np.zeros_like(problem.way[backbone + 1 :])
-    for passing, transfer in _passings(problem, within_components):
+    for passing, transfer in _passings(problem):
         encoding += (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
         inside += passing[backbone] * parts + transfer[backbone] * (parts - 1)
         generating += passing[backbone + 1 :] + transfer[backbone + 1 :]
@@ -143,25 +139,24 @@ def _both(problem: PlacementProblem, forward: I64) -> I64:
     return found
 
 
-def _passings(problem: PlacementProblem, within_components: bool) -> list[tuple[I64, I64]]:
+def _passings(problem: PlacementProblem) -> list[tuple[I64, I64]]:
     """What each sequence takes in each row alone, of the backbone in one chunk, and its least transfers.
 
     int64 [rows, s] each; of its forward and of its backward.
     """
-    alone = np.maximum(problem.way, problem.work) if within_components else problem.way
-    forward = np.where(alone > 0, alone + problem.base[:, None], 0)
+    forward = np.where(problem.way > 0, problem.way + problem.base[:, None], 0)
     forward[problem.num_encoders] //= problem.chunks
     backward = forward * problem.percent[:, None] // 100
     return list(zip((forward, backward), _transfers(problem), strict=True))
 
 
-def _ways(problem: PlacementProblem, within_components: bool) -> tuple[I64, I64]:
+def _ways(problem: PlacementProblem) -> tuple[I64, I64]:
     """Time of each sequence from the beginning to the row, and of its gradients from there to the end.
 
     int64 [rows, s] each; of the backbone to its last stage. Transfers are part of them.
     """
     backbone, parts, found = problem.num_encoders, problem.num_stages * problem.chunks, []
-    for passing, transfer in _passings(problem, within_components):
+    for passing, transfer in _passings(problem):
         way = np.zeros_like(passing)
         encoders = (passing[:backbone] + transfer[:backbone]).max(axis=0, initial=0)
         way[backbone] = encoders + (passing[backbone] + transfer[backbone]) * (problem.num_stages - 1)
