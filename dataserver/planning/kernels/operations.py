@@ -79,51 +79,34 @@ LANES = 16
 """Orders that are swept together: the processor works on several at once, and the graph is read once for all."""
 
 
-def run_orders(
-    cell: I64,
-    fixed: I64,
-    previous: I64,
-    offsets: I64,
-    needs: I64,
-    delay: I64,
-    rows: I64,
-    line: I64,
-    times: I64,
-    orders: I64,
-) -> I64:
+def run_orders(cell: I64, previous: I64, offsets: I64, needs: I64, delay: I64, times: I64, orders: I64) -> I64:
     """Makespan of each order: one sweep over operations that come after all that they wait for.
 
     Args:
-        cell: int64 [ops]: kind * blocks * passes + block * passes + pass, or -1.
-        fixed: int64 [ops]: duration beside that of the pass.
+        cell: int64 [ops]: (kind * blocks + block) * passes + pass.
         previous: int64 [ops]: the operation before it on its node, or -1.
         offsets: int64 [ops + 1], see `needs`.
         needs: int64 [d]: operation i waits for needs[offsets[i] : offsets[i + 1]].
         delay: int64 [d]: how long after their ends.
-        rows: int64 [blocks + 1]: the rows of each block.
-        line: int64 [r]: the line of each row.
-        times: int64 [2, r, microbatches].
-        orders: int64 [k, lines, passes]: the microbatch of each pass.
+        times: int64 [2, blocks, microbatches].
+        orders: int64 [k, passes]: the microbatch of each pass.
 
     Returns:
         int64 [k].
     """
     found, end = np.empty(len(orders), np.int64), np.empty((len(cell), LANES), np.int64)
-    latest, at = np.empty(LANES, np.int64), np.zeros((*orders.shape[1:], LANES), np.int64)
-    _run_orders(cell, fixed, previous, offsets, needs, delay, rows, line, times, orders, found, end, latest, at)
+    latest, at = np.empty(LANES, np.int64), np.zeros((orders.shape[1], LANES), np.int64)
+    _run_orders(cell, previous, offsets, needs, delay, times, orders, found, end, latest, at)
     return found
 
 
 @kernel
 def _run_orders(
     cell: I64,
-    fixed: I64,
     previous: I64,
     offsets: I64,
     needs: I64,
     delay: I64,
-    rows: I64,
-    line: I64,
     times: I64,
     orders: I64,
     found: I64,
@@ -131,16 +114,15 @@ def _run_orders(
     latest: I64,
     at: I64,
 ) -> None:
-    # end[i, o]: end of operation i under the o-th order of a batch; at[line, pass, o]: the microbatch. In the last
-    # batch the lanes from `used` on keep older orders: they are computed too, and dropped.
-    count, lines, passes = orders.shape
-    blocks = len(rows) - 1
+    # end[i, o]: end of operation i under the o-th order of a batch; at[pass, o]: the microbatch. In the last batch the
+    # lanes from `used` on keep older orders: they are computed too, and dropped.
+    count, passes = orders.shape
+    blocks = times.shape[1]
     for first in range(0, count, LANES):
         used = min(LANES, count - first)
         for o in range(used):
-            for j in range(lines):
-                for k in range(passes):
-                    at[j, k, o] = orders[first + o, j, k]
+            for k in range(passes):
+                at[k, o] = orders[first + o, k]
         latest[:] = 0
         for i in range(len(cell)):
             mine = end[i]
@@ -152,15 +134,10 @@ def _run_orders(
                 other, later = end[needs[d]], delay[d]
                 for o in range(LANES):
                     mine[o] = max(mine[o], other[o] + later)
-            if cell[i] >= 0:
-                kind = cell[i] // (blocks * passes)
-                block = cell[i] // passes % blocks
-                for r in range(rows[block], rows[block + 1]):
-                    time, microbatch = times[kind, r], at[line[r], cell[i] % passes]
-                    for o in range(LANES):
-                        mine[o] += time[microbatch[o]]
+            block = cell[i] // passes
+            time, microbatch = times[block // blocks, block % blocks], at[cell[i] % passes]
             for o in range(LANES):
-                mine[o] += fixed[i]
+                mine[o] += time[microbatch[o]]
                 latest[o] = max(latest[o], mine[o])
         for o in range(used):
             found[first + o] = latest[o]

@@ -23,7 +23,7 @@ from dataserver.planning.simulation.operations import (
     stage_operations,
     whole_step,
 )
-from dataserver.planning.simulation.orders import OrderScorer, OrderTimes, disttrain_order, disttrain_orders
+from dataserver.planning.simulation.orders import OrderScorer, disttrain_order, disttrain_orders
 from dataserver.planning.simulation.pipeline import Pipeline, chain_edges, chunk_transfers
 from dataserver.planning.simulation.simulate import (
     TimedOperation,
@@ -46,7 +46,6 @@ __all__ = [
     "OperationKind",
     "Operations",
     "OrderScorer",
-    "OrderTimes",
     "Pipeline",
     "PipelineDeadlockError",
     "Program",

@@ -40,12 +40,12 @@ class OperationGraph:
         found[:, :-1] = self.cell[:, 1:] >= 0
         return np.concatenate([found.ravel(), np.zeros(len(self.waits) - self.cell.size, np.bool_)])
 
-    def spread(self, values: I64, blank: int = 0) -> I64:
-        """The value of each operation by its cell, `blank` for gates and behind lists. int64 [n * ops + g].
+    def spread(self, values: I64) -> I64:
+        """The value of each operation by its cell, 0 for gates and behind lists. int64 [n * ops + g].
 
         `values` is int64 [n, cells], see `cell_values`.
         """
-        found = np.full(len(self.waits), blank, np.int64)
+        found = np.zeros(len(self.waits), np.int64)
         listed = np.flatnonzero(self.cell.ravel() >= 0)
         found[listed] = values[listed // max(self.cell.shape[1], 1), self.cell.ravel()[listed]]
         return found

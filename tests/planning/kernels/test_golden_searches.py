@@ -18,7 +18,7 @@ from dataserver.planning.balancing import (
     searched,
 )
 from dataserver.planning.layouts.grouped.wave_order import chain
-from dataserver.planning.simulation import OrderScorer, OrderTimes, disttrain_order, simulate
+from dataserver.planning.simulation import OrderScorer, disttrain_order, simulate
 from dataserver.planning.stream import packing
 
 
@@ -115,7 +115,7 @@ def test_orders_scored_together_take_what_each_takes_alone(transfers: bool) -> N
         held = np.arange(stages, 0, -1) + seed % 2
         pipeline = chain([(f, b) for f, b in times], held, numbers(seed + 1, stages - 1, 0, 40) if transfers else None)
         orders = np.argsort(numbers(seed + 2, 35 * count, 0, 9**9).reshape(35, count), axis=1, kind="stable")
-        found = OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders)
+        found = OrderScorer.of(pipeline).makespans(orders)
         alone = [
             simulate(replace(pipeline, forward_ns=pipeline.forward_ns[:, o], backward_ns=pipeline.backward_ns[:, o]))
             for o in orders

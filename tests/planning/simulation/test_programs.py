@@ -19,7 +19,6 @@ from dataserver.planning.layouts.pipelined.programs import interleaved_operation
 from dataserver.planning.simulation import (
     Operation,
     OrderScorer,
-    OrderTimes,
     Pipeline,
     PipelineDeadlockError,
     chain_edges,
@@ -155,7 +154,7 @@ def test_arrays_that_do_not_fit_are_refused(change: dict[str, object], message: 
 
 
 @st.composite
-def order_problems(draw: st.DrawFn) -> tuple[Pipeline, OrderTimes, I64]:
+def order_problems(draw: st.DrawFn) -> tuple[Pipeline, I64]:
     """An encoder that all ranks share, ranks with virtual stages or not, a generator; any of the schedules."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ranks, stages, chunks = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
@@ -163,7 +162,6 @@ def order_problems(draw: st.DrawFn) -> tuple[Pipeline, OrderTimes, I64]:
     count = stages * draw(st.integers(1, 3))
     own = chain_edges(stages, count, chunks)
     edges = [own + np.array([0, r, r]) * stages * chunks for r in range(ranks)]
-    block, line = np.arange(ranks * stages * chunks), np.repeat(np.arange(ranks), stages * chunks)
     stage = np.tile(np.arange(stages), ranks)
     total = stages
     if joined:
@@ -171,8 +169,6 @@ def order_problems(draw: st.DrawFn) -> tuple[Pipeline, OrderTimes, I64]:
         for r in range(ranks):
             for m in range(count):
                 edges.append(np.array([[m, front, r * stages], [m, (r + 1) * stages - 1, front + 1]]))
-        block = np.concatenate([block, [front] * ranks, [front + 1] * ranks])
-        line = np.concatenate([line, np.arange(ranks), np.arange(ranks)])
         stage = np.concatenate([stage + 1, [0, total - 1]])
     lists = [one_f_one_b(s, total, count, extra) for s in range(total)]
     if chunks > 1:
@@ -182,30 +178,23 @@ def order_problems(draw: st.DrawFn) -> tuple[Pipeline, OrderTimes, I64]:
     pipeline = Pipeline(
         num_stages=total,
         stage=stage,
-        forward_ns=np.zeros((block.max() + 1, count), np.int64),
-        backward_ns=np.zeros((block.max() + 1, count), np.int64),
+        forward_ns=random.integers(0, 30, (len(stage) * chunks, count)),
+        backward_ns=random.integers(0, 30, (len(stage) * chunks, count)),
         edges=joins,
         operations=lists,
         num_chunks=chunks,
         transfer_ns=delay,
     )
-    times = OrderTimes(block, line, *random.integers(0, 30, (2, len(block), count)))
-    orders = random.permuted(np.tile(np.arange(count), (draw(st.integers(0, 20)), ranks, 1)), axis=2)
-    return pipeline, times, orders
+    return pipeline, random.permuted(np.tile(np.arange(count), (draw(st.integers(0, 20)), 1)), axis=1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(order_problems())
-def test_orders_score_as_the_simulator_has_them(
-    problem: tuple[Pipeline, OrderTimes, I64],
-) -> None:
-    pipeline, times, orders = problem
-    scores = OrderScorer.of(pipeline).makespans(times, orders)
+def test_orders_score_as_the_simulator_has_them(problem: tuple[Pipeline, I64]) -> None:
+    pipeline, orders = problem
+    scores = OrderScorer.of(pipeline).makespans(orders)
     for order, score in zip(orders, scores.tolist(), strict=True):
-        forward, backward = np.zeros_like(pipeline.forward_ns), np.zeros_like(pipeline.backward_ns)
-        for row, (block, line) in enumerate(zip(times.block, times.line, strict=True)):
-            forward[block] += times.forward_ns[row, order[line]]
-            backward[block] += times.backward_ns[row, order[line]]
+        forward, backward = pipeline.forward_ns[:, order], pipeline.backward_ns[:, order]
         timed = replace(pipeline, forward_ns=forward, backward_ns=backward)
         assert score == simulate(timed).makespan_ns == makespan_ns(timed)
 
@@ -228,7 +217,6 @@ def test_compiled_and_interpreted_kernels_agree() -> None:
 import numpy as np
 from dataserver.planning.simulation import (
     OrderScorer,
-    OrderTimes,
     Pipeline,
     chain_edges,
     simulate,
@@ -239,7 +227,7 @@ forward, backward = random.integers(0, 2**50, (2, 4, 9))
 operations = [stage_operations(n, 9) for n in (5, 4, 3, 1)]
 pipeline = Pipeline(4, np.arange(4), forward, backward, chain_edges(4, 9), operations)
 orders = random.permuted(np.tile(np.arange(9), (40, 1)), axis=1)
-print(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders).tolist(), simulate(pipeline))
+print(OrderScorer.of(pipeline).makespans(orders).tolist(), simulate(pipeline))
 """
     outputs = [
         subprocess.run(
@@ -257,13 +245,9 @@ print(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), orders).tolist
 
 def test_orders_that_cannot_be_scored() -> None:
     pipeline = chain([stage_operations(4, 4)] * 2, 4)
-    scorer, times = OrderScorer.of(pipeline), OrderTimes.of(pipeline)
-    with pytest.raises(ValueError, match="no permutation of 4 microbatches"):
-        scorer.makespans(times, np.array([[0, 1, 2, 2]]))
-    with pytest.raises(ValueError, match=r"orders of shape \(1, 2, 4\).* \(k, 1, 4\)"):
-        scorer.makespans(times, np.tile(np.arange(4), (1, 2, 1)))
-    with pytest.raises(ValueError, match=r"times name blocks \[0, 0\]|times name blocks \[0\]"):
-        scorer.makespans(replace(times, block=np.zeros(2, np.int64)), np.arange(4)[None])
+    for order in ([0, 1, 2, 2], [0, 1, 2], [0, 1, 2, 4]):
+        with pytest.raises(ValueError, match="no permutation of 4 microbatches"):
+            OrderScorer.of(pipeline).makespans(np.array([[0, 1, 2, 3][: len(order)], order]))
     with pytest.raises(ValueError, match="not all microbatches are joined alike"):
         OrderScorer.of(replace(pipeline, edges=pipeline.edges[:-1]))
     with pytest.raises(PipelineDeadlockError):

@@ -7,7 +7,6 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.simulation import (
     OrderScorer,
-    OrderTimes,
     Pipeline,
     chain_edges,
     disttrain_order,
@@ -32,15 +31,15 @@ def searched_order(pipeline: Pipeline) -> list[int]:
     more neighbours than may be simulated: there the better of the two is the result.
     """
     count = pipeline.forward_ns.shape[1]
-    scorer, times = OrderScorer.of(pipeline), OrderTimes.of(pipeline)
+    scorer = OrderScorer.of(pipeline)
     starts = np.array([np.arange(count), algorithm_2(pipeline)])
-    scores = scorer.makespans(times, starts)
+    scores = scorer.makespans(starts)
     best, score = starts[scores.argmin()], int(scores.min())
     looks = MAX_OPERATIONS // (2 * pipeline.forward_ns.size)
     rounds = looks // max(3 * count * (count - 1) // 2, 1)
     changes = _changes(count if rounds else 0)
     for _ in range(rounds):
-        scores = scorer.makespans(times, best[changes])
+        scores = scorer.makespans(best[changes])
         if int(scores.min(initial=score)) >= score:
             break
         best, score = best[changes[scores.argmin()]], int(scores.min())

@@ -12,8 +12,6 @@ from planning.simulation.chains import equal_chain, spelled
 from dataserver.planning.simulation import (
     OperationKind,
     Operations,
-    OrderScorer,
-    OrderTimes,
     Pipeline,
     chain_edges,
     simulate,
@@ -90,10 +88,3 @@ def test_no_backward_before_all_forwards_of_its_batch_on_all_ranks(generate: Cal
             start, end = spans[node, I, group]
             assert start >= ready
             assert min(spans[node, B, m][0] for m in mine) >= end
-    scorer, times = OrderScorer.of(pipeline), OrderTimes.of(pipeline)
-    inside = np.concatenate([size * g + random.permutation(size) for g in range(groups)])
-    again = Pipeline(3, pipeline.stage, pipeline.forward_ns[:, inside], pipeline.backward_ns[:, inside],
-                     pipeline.edges, operations=lists, interaction_ns=pipeline.interaction_ns)  # fmt: skip
-    assert scorer.makespans(times, inside[None]).tolist() == [simulate(again).makespan_ns]
-    with pytest.raises(ValueError, match="takes a microbatch out of its contrastive batch of 3"):
-        scorer.makespans(times, np.arange(count)[::-1][None])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dataserver.planning.layouts.grouped import wave_order
 from dataserver.planning.layouts.grouped.wave_order import algorithm_2, chain, searched_order
 from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
-from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline
+from dataserver.planning.simulation import OrderScorer, Pipeline
 
 
 def random_chain(seed: int, num_stages: int, count: int, extra: int = 0) -> Pipeline:
@@ -21,7 +21,7 @@ def random_chain(seed: int, num_stages: int, count: int, extra: int = 0) -> Pipe
 
 
 def makespan(pipeline: Pipeline, order: list[int]) -> int:
-    return int(OrderScorer.of(pipeline).makespans(OrderTimes.of(pipeline), np.array([order]))[0])
+    return int(OrderScorer.of(pipeline).makespans(np.array([order]))[0])
 
 
 def test_neighbours_come_in_one_order_which_decides_between_equal_ones() -> None:

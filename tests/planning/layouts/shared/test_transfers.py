@@ -33,7 +33,7 @@ from dataserver.planning.layouts.grouped.wave_order import chain, searched_order
 from dataserver.planning.layouts.interface import PlannedTimeline, layout_of
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.planner import baseline_plan, plan_step, timeline
-from dataserver.planning.simulation import OrderScorer, OrderTimes, Pipeline, simulate
+from dataserver.planning.simulation import OrderScorer, Pipeline, simulate
 from dataserver.planning.stream.samples import StepSamples
 from dataserver.planning.stream.sizing import shard_table, size_samples
 
@@ -251,7 +251,7 @@ def test_orders_are_scored_with_hops() -> None:
         expected = [max(end for _, end in fixed_point(p).values()) for p in pipelines]
         orders = np.array(list(permutations(range(5))))
         scorer = OrderScorer.of(pipelines[0])
-        assert scorer.makespans(OrderTimes.of(pipelines[0]), orders).tolist() == expected
+        assert scorer.makespans(orders).tolist() == expected
         times[each is None] = expected
         assert expected[orders.tolist().index(searched_order(pipelines[0]))] <= 1.1 * min(expected)
     assert all(with_hops > without for with_hops, without in zip(times[False], times[True], strict=True))
