@@ -15,7 +15,6 @@ from dataserver.planning.layouts.contrastive.programs import tower_in_flight, wi
 from dataserver.planning.layouts.pipelined.programs import interleaved_operations
 from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
 from dataserver.planning.simulation import (
-    Operation,
     Operations,
     OrderScorer,
     Pipeline,
@@ -134,9 +133,7 @@ def _whole_simulation(shape: Shape) -> Row:
     )
 
 
-def _equal(
-    lists: Sequence[Sequence[Operation]], count: int, chunks: int = 1, forward: int = 1, backward: int = 2
-) -> Pipeline:
+def _equal(lists: Sequence[Operations], count: int, chunks: int = 1, forward: int = 1, backward: int = 2) -> Pipeline:
     """Stages that take as long as each other."""
     ones = np.ones((len(lists) * chunks, count), np.int64)
     edges = chain_edges(len(lists), count, chunks)

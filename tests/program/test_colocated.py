@@ -20,7 +20,6 @@ from dataserver.jobs import JobPlanner
 from dataserver.planning.job.identity import Job, identify
 from dataserver.planning.layouts.colocated.transfers import phase_transfers
 from dataserver.planning.layouts.interface import layout_of
-from dataserver.planning.simulation import Operations
 from trainclient.exchange.communicators import Communicators
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
@@ -147,7 +146,7 @@ def test_the_executed_step_is_the_simulated_one(fleet: Fleet, degrees: Degrees, 
     planned = layout_of(job.spec.execution).timeline(job.spec, plan)
     case = Case("virtual", fleet.address, job.spec.model_dump(mode="json"))
     executed = execute(case, job, planned, phase_transfers(job.spec.execution, plan))
-    listed = list(Operations.of(planned.pipeline.operations[0]))
+    listed = list(planned.pipeline.operations[0])
     for rank, found in enumerate(executed):
         assert [e.operation for e in found] == listed
         assert [e.start_ns for e in found] == planned.timeline.start_ns[rank].tolist()

@@ -15,7 +15,6 @@ from torch import Tensor
 from dataserver.planning import I64
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import PlannedTimeline
-from dataserver.planning.simulation import Operations
 from trainclient.client import Batch
 from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, Message
 from trainclient.exchange.leader_broadcast import LeaderCollective, leader_edges
@@ -209,7 +208,7 @@ def assert_as_simulated(job: Job, planned: PlannedTimeline, executed: list[list[
     nodes = {(n.modules[0], n.rank, n.stage): i for i, n in enumerate(planned.nodes)}
     for process, found in zip(Topology.of(job.spec).processes, executed, strict=True):
         node = nodes[process.modules[0].name, process.rank, process.stage]
-        listed = Operations.of(planned.pipeline.operations[int(planned.pipeline.stage[node])])
+        listed = planned.pipeline.operations[int(planned.pipeline.stage[node])]
         assert [e.operation for e in found] == list(listed)
         count = len(listed)
         assert [e.start_ns for e in found] == planned.timeline.start_ns[node, :count].tolist()

@@ -1,12 +1,11 @@
 """The operations of all nodes as one graph: which wait for which."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dataserver.planning import I64, Bool, yield_point
-from dataserver.planning.simulation.operations import BACKWARD, FORWARD, INTERACTION, Operation, Operations
+from dataserver.planning.simulation.operations import BACKWARD, FORWARD, INTERACTION, Operations
 from dataserver.planning.simulation.pipeline import Pipeline
 
 
@@ -91,10 +90,10 @@ def build_graph(pipeline: Pipeline) -> OperationGraph:
     return OperationGraph(cell, offsets, after[order], delay[order], waits)
 
 
-def _cells(pipeline: Pipeline, stage: int, operations: Sequence[Operation]) -> I64:
+def _cells(pipeline: Pipeline, stage: int, operations: Operations) -> I64:
     """The cell of each operation of one list, without collectives."""
     microbatches, chunks = pipeline.forward_ns.shape[1], pipeline.num_chunks
-    listed = Operations.of(operations).computing
+    listed = operations.computing
     interacts = listed.kind == INTERACTION
     limit = np.where(interacts, pipeline.num_batches, microbatches)
     unknown = (listed.microbatch < 0) | (listed.microbatch >= limit) | (listed.chunk < 0) | (listed.chunk >= chunks)

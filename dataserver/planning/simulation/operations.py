@@ -5,10 +5,10 @@ runs the ones that were simulated.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self, overload
+from typing import overload
 
 import numpy as np
 
@@ -64,14 +64,6 @@ class Operations(Sequence[Operation]):
     """int64 [n]: the microbatch of each operation."""
     chunk: I64
     """int64 [n]: the stage's own chunk that each operation runs."""
-
-    @classmethod
-    def of(cls, operations: Iterable[Operation]) -> Self:
-        """The same operations as arrays."""
-        if isinstance(operations, cls):
-            return operations
-        rows = [(KINDS.index(o.kind), o.microbatch, o.chunk) for o in operations]
-        return cls(*np.array(rows, np.int64).reshape(-1, 3).T.copy())
 
     @property
     def computing(self) -> "Operations":

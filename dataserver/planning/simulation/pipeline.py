@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.simulation.operations import Operation
+from dataserver.planning.simulation.operations import Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Pipeline:
     """int64 [blocks, microbatches]: time of each backward."""
     edges: I64
     """int64 [e, 3]: in this microbatch the target block needs the source's output and gives its gradient back."""
-    operations: Sequence[Sequence[Operation]]
+    operations: Sequence[Operations]
     """What each stage does, in order."""
     num_chunks: int = 1
     """Model chunks of each node."""

@@ -4,7 +4,6 @@ Every data-parallel rank of every stage is a node that runs a fixed list of oper
 the node is free and its inputs are there. The trainer runs the lists that are simulated here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,8 +85,7 @@ def _swept_ns(pipeline: Pipeline) -> int | None:
     from dataserver.planning.kernels.lists import STUCK, Edges, Lists, makespan_of_lists
 
     yield_point()
-    lists = [Operations.of(operations) for operations in pipeline.operations]
-    joined, first = Operations.joined(lists), np.cumsum([0, *map(len, lists)])
+    joined, first = Operations.joined(pipeline.operations), np.cumsum([0, *map(len, pipeline.operations)])
     microbatch, source, target = pipeline.edges.T
     cell = joined.chunk * pipeline.forward_ns.shape[1] + joined.microbatch
     delay = np.zeros(len(pipeline.edges), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
@@ -130,7 +128,7 @@ def _run(pipeline: Pipeline) -> tuple[I64, I64, I64, I64]:
 
 def _with_collectives(pipeline: Pipeline, computed: Timeline) -> Timeline:
     """The timeline of whole lists, from that of what they compute: each collective is where the list has come to."""
-    lists = [Operations.of(operations) for operations in pipeline.operations]
+    lists = pipeline.operations
     if all(len(listed.computing) == len(listed) for listed in lists):
         return computed
     nodes, width = computed.start_ns.shape
@@ -181,17 +179,17 @@ def peak_bytes(pipeline: Pipeline) -> I64:
     return peaks
 
 
-def held_bytes(operations: Sequence[Operation], held: I64) -> I64:
+def held_bytes(operations: Operations, held: I64) -> I64:
     """Bytes that nodes of one list hold in each of its operations. int64 [n, operations].
 
     Args:
         operations: the list.
         held: int64 [n, chunks, microbatches], from a forward to its backward; without one until the forward ends.
     """
-    listed = Operations.of(operations)
-    forward, backward = listed.kind == FORWARD, listed.kind == BACKWARD
+    chunk, microbatch = operations.chunk, operations.microbatch
+    forward, backward = operations.kind == FORWARD, operations.kind == BACKWARD
     returned = np.zeros(held.shape[1:], np.bool_)
-    returned[listed.chunk[backward], listed.microbatch[backward]] = True
-    kept, mine = returned[listed.chunk, listed.microbatch], held[:, listed.chunk, listed.microbatch]
+    returned[chunk[backward], microbatch[backward]] = True
+    kept, mine = returned[chunk, microbatch], held[:, chunk, microbatch]
     during: I64 = (mine * (forward & kept) - mine * backward).cumsum(axis=1) + mine * (forward & ~kept)
     return during

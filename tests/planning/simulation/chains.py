@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+from builders.operations import operations_of
 
 from dataserver.planning import I64
 from dataserver.planning.layouts.shared.waves import one_f_one_b_in_flight
@@ -67,7 +68,7 @@ def equal_chain(
         forward_ns=np.full(shape, forward),
         backward_ns=np.full(shape, backward),
         edges=chain_edges(len(lists), count, chunks),
-        operations=lists,
+        operations=[*map(operations_of, lists)],
         num_chunks=chunks,
         interaction_ns=spent if interaction else None,
         activation_bytes=np.ones(shape, np.int64),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from builders.operations import operations_of
 from hypothesis import strategies as st
 
 from dataserver.planning import I64
@@ -150,4 +151,4 @@ def shuffled(pipeline: Pipeline, events: set[Event], random: np.random.Generator
 def replace_lists(pipeline: Pipeline, lists: list[list[Operation]]) -> Pipeline:
     """The same pipeline with other lists."""
     fields = {name: getattr(pipeline, name) for name in Pipeline.__dataclass_fields__}
-    return Pipeline(**(fields | {"operations": lists}))
+    return Pipeline(**(fields | {"operations": [*map(operations_of, lists)]}))

@@ -9,6 +9,7 @@ of both halves (K = 2). K = 1, printed as 54.1 %, runs the forward of the first 
 
 import numpy as np
 import pytest
+from builders.operations import operations_of
 
 from dataserver.planning.simulation import (
     Operation,
@@ -38,7 +39,8 @@ LONG_FIRST = """
 
 def run(lists: str, units: int) -> Timeline:
     """Chunks of so many units: forward one each, backward two."""
-    operations = [[Operation(KINDS[w[0]], int(w[1:])) for w in line.split()] for line in lists.strip().splitlines()]
+    lines = lists.strip().splitlines()
+    operations = [operations_of(Operation(KINDS[w[0]], int(w[1:])) for w in line.split()) for line in lines]
     stages, chunks = len(operations), len(operations[0]) // 2
     times = np.full((stages, chunks), units)
     edges = chain_edges(stages, chunks)

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders.operations import operations_of
 from builders.pipelined import one_f_one_b
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,11 +95,12 @@ def test_critical_path_by_hand() -> None:
 
 
 def test_an_empty_pipeline_has_no_critical_path() -> None:
-    pipeline = Pipeline(1, np.zeros(0, np.int64), *np.zeros((2, 0, 3), np.int64), np.zeros((0, 3), np.int64), [[]])
+    times, edges = np.zeros((2, 0, 3), np.int64), np.zeros((0, 3), np.int64)
+    pipeline = Pipeline(1, np.zeros(0, np.int64), *times, edges, [operations_of([])])
     assert critical_path(pipeline, simulate(pipeline)) == []
 
 
-def chain(lists: list[list[Operation]], count: int, chunks: int = 1, groups: int = 0) -> Pipeline:
+def chain(lists: Sequence[Sequence[Operation]], count: int, chunks: int = 1, groups: int = 0) -> Pipeline:
     ones = np.ones((len(lists) * chunks, count), np.int64)
     return Pipeline(
         num_stages=len(lists),
@@ -105,7 +108,7 @@ def chain(lists: list[list[Operation]], count: int, chunks: int = 1, groups: int
         forward_ns=ones,
         backward_ns=ones,
         edges=chain_edges(len(lists), count, chunks),
-        operations=lists,
+        operations=[*map(operations_of, lists)],
         num_chunks=chunks,
         interaction_ns=np.ones((len(lists), groups), np.int64) if groups else None,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.operations import operations_of
 
 from dataserver.planning import I64
 from dataserver.planning.simulation import (
@@ -31,7 +32,7 @@ def line(lists: Lists, microbatches: int, chunks: int = 1, batches: int = 0, edg
         forward_ns=ones,
         backward_ns=ones,
         edges=chain_edges(len(lists), microbatches, chunks) if edges is None else edges,
-        operations=lists,
+        operations=[*map(operations_of, lists)],
         num_chunks=chunks,
         interaction_ns=np.ones((len(lists), batches), np.int64) if batches else None,
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builders.operations import operations_of
 from builders.pipelined import one_f_one_b
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +153,7 @@ def test_no_nodes_and_no_microbatches() -> None:
 
 def test_operations_are_a_sequence() -> None:
     whole = [Operation(kind, m, c) for m in range(3) for c in range(2) for kind in OperationKind]
-    found = Operations.of(whole)
+    found = operations_of(whole)
     assert list(found) == whole
     assert [found[i] for i in range(-len(whole), len(whole))] == whole * 2
     for part in (slice(2, 5), slice(None), slice(4, None, -2), slice(3, 3)):

@@ -21,14 +21,7 @@ from dataserver.planning.layouts.shared.transfers import routed_ns
 from dataserver.planning.layouts.shared.waves import wave_programs
 from dataserver.planning.plan.expectation import microbatch_loads
 from dataserver.planning.plan.plan import ArrangedStep
-from dataserver.planning.simulation import (
-    Operations,
-    Pipeline,
-    Timeline,
-    pass_times,
-    peak_bytes,
-    simulate,
-)
+from dataserver.planning.simulation import Pipeline, Timeline, pass_times, peak_bytes, simulate
 from dataserver.planning.stream.samples import ranges
 
 NODE_BITS = 20
@@ -151,7 +144,7 @@ def _durations(pipeline: Pipeline) -> I64:
     """Duration of each operation of each node, 0 after a shorter list. int64 [nodes, operations]."""
     durations = np.zeros((len(pipeline.stage), max(len(listed) for listed in pipeline.operations)), np.int64)
     for stage, operations in enumerate(pipeline.operations):
-        here, listed = np.flatnonzero(pipeline.stage == stage), Operations.of(operations)
+        here = np.flatnonzero(pipeline.stage == stage)
         both = (times[here][:, None] for times in (pipeline.forward_ns, pipeline.backward_ns))
-        durations[here, : len(listed)] = pass_times(listed, *both)
+        durations[here, : len(operations)] = pass_times(operations, *both)
     return durations
