@@ -1,13 +1,11 @@
 """What towers hold between forward and backward, and how many microbatches their memory allows."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Memory, ModuleSpec
 from dataserver.planning.layouts.contrastive.arranging import BatchedStep
-from dataserver.planning.layouts.contrastive.limits import TowerMemoryError, remedies
+from dataserver.planning.layouts.contrastive.limits import Sizes, TowerMemoryError, remedies
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
 from dataserver.planning.layouts.shared.waves import evenly, most_in_flight
 from dataserver.planning.plan.expectation import item_sizes, item_sums
@@ -15,59 +13,59 @@ from dataserver.planning.plan.naming import counted, sample_name, unit_of
 from dataserver.planning.plan.plan import Arrangement
 
 
-@dataclass(frozen=True, slots=True)
-class TowerMemory:
-    """The memory of one tower under one arrangement of a step."""
+def in_flight_within_memory(
+    batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule, wanted: I64
+) -> I64:
+    """As many microbatches in flight as are wanted, int64 [pp], but no more than the memory of a tower holds.
 
-    batched: BatchedStep
-    tower: ModuleSpec
-    memory: Memory
-    """Memory that each rank of the tower has."""
-    arrangement: Arrangement
+    Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, since they wait
+    for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to none at the last
+    one, which has no forwards to run ahead.
 
-    def in_flight(self, wanted: I64, schedule: ContrastiveSchedule) -> I64:
-        """Return as many microbatches in flight as are wanted, int64 [pp], but no more than memory holds.
+    Raises:
+        TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
+    """
+    if tower.memory is None:
+        return wanted
+    count, size = batched.num_microbatches, batched.layout.microbatches
+    units = item_sums(tower, arrangement, item_sizes(tower, batched.samples), count)
+    sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
+    apart = size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
+    least = (sums[:, size:] - sums[:, :-size])[:, ::apart]
+    if least.max() > tower.memory.units:
+        rank, window = divmod(int(least.argmax()), least.shape[1])
+        late = arrangement.microbatch - window * apart
+        waiting = arrangement.item[(arrangement.rank == rank) & (late >= 0) & (late < size)]
+        raise _refusal(batched, tower, tower.memory, schedule, rank, waiting, int(least.max()))
+    most = max(size, most_in_flight(units, tower.memory.units, int(wanted.max())))
+    ahead = wanted - size
+    ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - size))
+    return size + ahead
 
-        Exact: any so many consecutive microbatches of any rank fit. At least those of a contrastive batch, since
-        they wait for its barrier. What stages hold beyond those falls evenly, as in a pipeline (`waves.evenly`), to
-        none at the last one, which has no forwards to run ahead.
 
-        Raises:
-            TowerMemoryError: these do not fit; names the rank, the largest sample, and changes that would do.
-        """
-        count, size = self.batched.num_microbatches, self.batched.layout.microbatches
-        units = item_sums(self.tower, self.arrangement, item_sizes(self.tower, self.batched.samples), count)
-        sums = np.concatenate([np.zeros((len(units), 1), np.int64), np.cumsum(units, axis=1)], axis=1)
-        apart = size if schedule is ContrastiveSchedule.BATCH_SYNC else 1
-        least = (sums[:, size:] - sums[:, :-size])[:, ::apart]
-        if least.max() > self.memory.units:
-            rank, window = divmod(int(least.argmax()), least.shape[1])
-            raise self._error(schedule, rank, window * apart, int(least.max()))
-        most = max(size, most_in_flight(units, self.memory.units, int(wanted.max())))
-        ahead = wanted - size
-        ahead[:-1] = evenly(ahead[:-1], np.full(len(ahead) - 1, most - size))
-        return size + ahead
+def _refusal(
+    batched: BatchedStep,
+    tower: ModuleSpec,
+    memory: Memory,
+    schedule: ContrastiveSchedule,
+    rank: int,
+    waiting: I64,
+    need: int,
+) -> TowerMemoryError:
+    """What to say where a rank has no room for the samples that wait for one barrier, int64 [k]."""
+    sizes = item_sizes(tower, batched.samples)
+    largest = int(waiting[sizes[waiting].argmax()])
+    sample = sample_name(batched.job.stream, batched.samples, largest)
+    other_changes = ""
+    if schedule is ContrastiveSchedule.BATCH_SYNC:  # overlap of batches (`distmm_pipe`) is worth none of them
+        other_changes = remedies(batched.job.spec, _sizes_in(batched), len(batched.samples))
+    return TowerMemoryError(
+        f"{schedule} needs room for {need:,} {unit_of(tower)} on rank {rank} of {tower.name} in step {batched.step}, "
+        f"where {counted(len(waiting), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a barrier, but its "
+        f"memory holds {memory.units:,}: raise memory.budget_bytes of {tower.name} to {need * memory.unit_bytes}"
+        f"{other_changes}"
+    )
 
-    def _error(self, schedule: ContrastiveSchedule, rank: int, first: int, need: int) -> TowerMemoryError:
-        """What the microbatches from `first` on need, as many as wait for one barrier."""
-        samples, late = self.batched.samples, self.arrangement.microbatch - first
-        waits = (late >= 0) & (late < self.batched.layout.microbatches)
-        sizes, mine = item_sizes(self.tower, samples), self.arrangement.item[(self.arrangement.rank == rank) & waits]
-        largest = int(mine[sizes[mine].argmax()])
-        sample = sample_name(self.batched.job.stream, samples, largest)
-        name, budget = self.tower.name, f"{self.memory.units:,}"
-        return TowerMemoryError(
-            f"{schedule} needs room for {need:,} {unit_of(self.tower)} on rank {rank} of {name} in step "
-            f"{self.batched.step}, where {counted(len(mine), 'sample')} up to {sizes[largest]:,} ({sample}) wait for a "
-            f"barrier, but its memory holds {budget}: raise memory.budget_bytes of {name} to "
-            f"{need * self.memory.unit_bytes}"
-            f"{self._remedies() if schedule is ContrastiveSchedule.BATCH_SYNC else ''}"
-        )
 
-    def _remedies(self) -> str:
-        """Other changes that would do for this step; overlap of batches (`distmm_pipe`) is worth none of them."""
-
-        def sizes(tower: ModuleSpec, batch: int) -> I64:
-            return item_sizes(tower, self.batched.samples).reshape(-1, batch)
-
-        return remedies(self.batched.job.spec, sizes, len(self.batched.samples))
+def _sizes_in(batched: BatchedStep) -> Sizes:
+    return lambda tower, batch: item_sizes(tower, batched.samples).reshape(-1, batch)

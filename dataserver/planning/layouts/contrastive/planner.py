@@ -15,7 +15,7 @@ from dataserver.planning.job.fields import BalancePolicy, ModuleSpec
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.contrastive.arranging import BatchedStep, arrange, batched_step
 from dataserver.planning.layouts.contrastive.limits import TowerMemoryError
-from dataserver.planning.layouts.contrastive.memory import TowerMemory
+from dataserver.planning.layouts.contrastive.memory import in_flight_within_memory
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
 from dataserver.planning.layouts.contrastive.programs import tower_in_flight
 from dataserver.planning.layouts.contrastive.timeline import timeline
@@ -106,7 +106,10 @@ def _assemble(
 ) -> ArrangedStep:
     """A plan; TowerMemoryError where memory does not hold it."""
     pairs = zip(batched.towers, arrangements, strict=True)
-    held = [_in_flight(batched, tower, arrangement, schedule, extra) for tower, arrangement in pairs]
+    held = [
+        in_flight_within_memory(batched, tower, arrangement, schedule, _wanted(batched, tower, schedule, extra))
+        for tower, arrangement in pairs
+    ]
     drain_every = batched.layout.microbatches if schedule is ContrastiveSchedule.BATCH_SYNC else 0
     return ArrangedStep(
         samples=batched.samples,
@@ -122,16 +125,6 @@ def _wanted(batched: BatchedStep, tower: ModuleSpec, schedule: ContrastiveSchedu
     """Microbatches in flight as far as memory does not limit them. int64 [pp]."""
     wanted = tower_in_flight(tower.pp, batched.layout.microbatches, schedule, extra)
     return np.minimum(wanted, batched.num_microbatches)
-
-
-def _in_flight(
-    batched: BatchedStep, tower: ModuleSpec, arrangement: Arrangement, schedule: ContrastiveSchedule, extra: int
-) -> I64:
-    """Microbatches that the stages of a tower hold, within its memory. int64 [pp]."""
-    wanted = _wanted(batched, tower, schedule, extra)
-    if tower.memory is None:
-        return wanted
-    return TowerMemory(batched, tower, tower.memory, arrangement).in_flight(wanted, schedule)
 
 
 def _step_decision(batched: BatchedStep, candidates: Sequence[CandidatePlan], refused: Refusals) -> Decision:
