@@ -159,11 +159,18 @@ def _alternating(forward: I64, backward: I64, turns: int) -> I64:
     return both
 
 
-def whole_step(operations: Operations, num_chunks: int = 1, *, trained: bool) -> Operations:
+def whole_step(operations: Operations, num_chunks: int = 1, *, runs_backward: bool = True, trained: bool) -> Operations:
     """What a stage does in a step: its chunks' parameters are gathered, it computes, and gradients are summed.
 
     In between no rank of a pipeline waits for others that hold the same chunks: each has other microbatches.
+
+    Args:
+        operations: those that compute, as if the stage ran backwards.
+        num_chunks: of the stage.
+        runs_backward: whether it does.
+        trained: whether gradients of its parameters are summed.
     """
+    operations = operations if runs_backward else forwards(operations)
     first, last = (_of_all_chunks(kind, num_chunks) for kind in (UNSHARD, REDUCE))
     return Operations.joined([first, operations, last] if trained else [first, operations])
 

@@ -7,7 +7,7 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.spec import Execution
-from dataserver.planning.layouts.shared.waves import done_by, wave_programs
+from dataserver.planning.layouts.shared.waves import wave_programs
 from dataserver.planning.plan.plan import ModuleSchedule
 from dataserver.planning.simulation import (
     BACKWARD,
@@ -16,6 +16,7 @@ from dataserver.planning.simulation import (
     Program,
     alternating,
     passes,
+    whole_step,
 )
 
 
@@ -31,12 +32,12 @@ def programs(execution: Execution, schedules: Sequence[ModuleSchedule], num_micr
     for program in wave_programs(execution, schedules, num_microbatches):
         if program.modules[0] in beside:
             continue
-        schedule = several.get(program.modules[0])
+        schedule, module = several.get(program.modules[0]), execution.module(program.modules[0])
         if schedule is not None:
-            held, stages = int(schedule.in_flight[program.stage]), len(schedule.in_flight)
-            operations = interleaved_operations(program.stage, stages, schedule.chunks, num_microbatches, held)
-            operations = done_by(execution.module(program.modules[0]), operations, schedule.chunks)
-            program = Program(program.modules * schedule.chunks, program.stage, operations)
+            held, chunks = int(schedule.in_flight[program.stage]), schedule.chunks
+            operations = interleaved_operations(program.stage, module.pp, chunks, num_microbatches, held)
+            operations = whole_step(operations, chunks, runs_backward=module.runs_backward, trained=not module.frozen)
+            program = Program(program.modules * chunks, program.stage, operations)
         found.append(program)
     return tuple(found)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataserver.planning import I64, yield_point
-from dataserver.planning.job.fields import ModuleKind, ModuleSpec, Schedule, WaveOptions
+from dataserver.planning.job.fields import ModuleKind, Schedule, WaveOptions
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.plan.naming import listed, unit_of
 from dataserver.planning.plan.plan import Decision, ModuleSchedule
-from dataserver.planning.simulation import Operations, Program, forwards, stage_operations, whole_step
+from dataserver.planning.simulation import Operations, Program, stage_operations, whole_step
 
 EXTRAS = (0, 1, 2, 4, 8)
 """Numbers of microbatches in flight beyond those of the schedule that are tried, up to a job's limit: the same for all
@@ -178,11 +178,4 @@ def wave_programs(
 
 @functools.lru_cache(maxsize=256)  # a plan makes them for each stage of each candidate
 def _done_by(in_flight: int, num_microbatches: int, runs_backward: bool, trained: bool) -> Operations:
-    listed = stage_operations(in_flight, num_microbatches)
-    return whole_step(listed if runs_backward else forwards(listed), trained=trained)
-
-
-def done_by(module: ModuleSpec, operations: Operations, num_chunks: int = 1) -> Operations:
-    """What a stage of a module does in a step, of the passes that it would run if it were trained."""
-    run = operations if module.runs_backward else forwards(operations)
-    return whole_step(run, num_chunks, trained=not module.frozen)
+    return whole_step(stage_operations(in_flight, num_microbatches), runs_backward=runs_backward, trained=trained)
