@@ -13,15 +13,11 @@ from dataserver.dataset import Dataset, Progress, compile_filter
 from dataserver.jobs.shard_statistics import Rules, columns_of, rows_left
 from dataserver.planning import I64
 from dataserver.planning.job.fields import MICROSECONDS, Modality, Sizing
-from dataserver.planning.stream.gathering import (
-    PickedRows,
-    ShardColumns,
-    fitted_chats,
-    picked_chats,
-    picked_rows,
-)
-from dataserver.planning.stream.item_sizes import item_grids, item_marks, item_tokens
-from dataserver.planning.stream.samples import IMAGE, MODALITY_NUMBERS, VIDEO, SampleSizes
+from dataserver.planning.stream.chats import fit_chats
+from dataserver.planning.stream.columns import ShardColumns
+from dataserver.planning.stream.gathering import PickedRows, picked_chats, picked_rows
+from dataserver.planning.stream.item_sizes import item_marks, item_tokens
+from dataserver.planning.stream.samples import IMAGE, MODALITY_NUMBERS, VIDEO
 
 TEXT_BITS: Final = 5
 """Texts are counted with those whose tokens agree in so many leading binary digits, so within some percent."""
@@ -110,7 +106,7 @@ def _picked(columns: ShardColumns, row: I64, rules: Rules, seq_len: int | None, 
     """The samples of some rows; conversations as far as a sequence holds them."""
     if columns.chats is None or seq_len is None:
         return picked_rows(columns, row, rules.split, rules.sizing)
-    fitted = fitted_chats(rules.sizing, seq_len, columns, rules.captions)
+    fitted = fit_chats(rules.sizing, seq_len, columns, cut_at_turn=rules.captions.cut_at_turn)
     is_long, fits = fitted.lengths[row] > seq_len, fitted.fits[row]
     long_chats.update(left_out=int((is_long & ~fits).sum()), cut=int((is_long & fits).sum()))
     return picked_chats(columns, row, fitted)
@@ -118,15 +114,11 @@ def _picked(columns: ShardColumns, row: I64, rules: Rules, seq_len: int | None, 
 
 def _add(found: Counted, columns: ShardColumns, picked: PickedRows, rules: Rules, with_texts: bool) -> None:
     """Count the samples of a shard."""
-    sizing, ends, at = rules.sizing, picked.image_offsets, picked.images
-    pixels = columns.image_width[at], columns.image_height[at]
-    modality = None if columns.image_modality is None else columns.image_modality[at]
-    lengths = None if columns.lengths is None else columns.lengths.pick(at)
-    rows, sides, media = item_grids(ends, *pixels, modality, sizing, picked.lone, lengths)
-    sized = SampleSizes(picked.text_tokens, ends, rows, sides, **media)
-    tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
+    sized = picked.sizes(columns, rules.sizing)
+    modality = sized.image_modality
+    tokens = item_tokens(sized, rules.sizing) + item_marks(sized, rules.sizing)
     if modality is not None:
-        seconds = _seconds(columns, at, modality)
+        seconds = _seconds(columns, picked.images, modality)
         for name, total in found.media.items():
             of = modality == MODALITY_NUMBERS[name]
             total.items += int(of.sum())
@@ -135,14 +127,14 @@ def _add(found: Counted, columns: ShardColumns, picked: PickedRows, rules: Rules
     empty: list[Any] = []
     layouts, depths = sized.image_layout, sized.image_depths
     of_items = [
-        (rows.astype(np.int64) * sides).tolist(),
+        (sized.image_rows.astype(np.int64) * sized.image_columns).tolist(),
         empty if layouts is None and sized.image_marks is None else tokens.tolist(),
         empty if modality is None else modality.tolist(),
         empty if depths is None else depths.tolist(),
         empty if layouts is None else list(map(tuple, layouts.tolist())),
         [_leading(n) for n in picked.texts_before(columns).tolist()] if with_texts else empty,
     ]
-    for text, (first, end) in zip(picked.text_tokens.tolist(), pairwise(ends.tolist()), strict=True):
+    for text, (first, end) in zip(picked.text_tokens.tolist(), pairwise(picked.image_offsets.tolist()), strict=True):
         found.sizes[_size(_leading(text), [tuple(column[first:end]) for column in of_items])] += 1
 
 

@@ -29,9 +29,9 @@ from dataserver.jobs.single_flight import LOOK_S
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
-from dataserver.planning.stream.chats import ChatColumns, around
+from dataserver.planning.stream.chats import around
+from dataserver.planning.stream.columns import ChatColumns, ShardColumns
 from dataserver.planning.stream.documents import Split
-from dataserver.planning.stream.gathering import ShardColumns
 from dataserver.planning.stream.item_sizes import VideoLengths
 from dataserver.planning.stream.samples import row_sums
 from dataserver.planning.stream.sizing import SampleTooLargeError

@@ -16,9 +16,11 @@ from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import DatasetSpec, Stream
 from dataserver.planning.stream.axis import Rest
 from dataserver.planning.stream.captions import Captions
+from dataserver.planning.stream.chats import fit_chats
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.continuation import Seen, division_of
 from dataserver.planning.stream.documents import Split
-from dataserver.planning.stream.gathering import ShardColumns, Window, fitted_chats, gather_window, size_rows
+from dataserver.planning.stream.gathering import Window, gather_window, size_rows
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.slices import Slices, Table, cut, gather_slice, whole
 from dataserver.planning.stream.targets import DocumentTargets
@@ -177,7 +179,7 @@ class ShardTables:
             TokensMissingError: the shard is not rendered by the job's template; names the command.
         """
         row, columns, captions = self._rows(dataset, shard)
-        fitted = fitted_chats(self.stream.sizing, self.stream.seq_len, columns, captions)
+        fitted = fit_chats(self.stream.sizing, self.stream.seq_len, columns, cut_at_turn=captions.cut_at_turn)
         row = row[fitted.lengths[row] > self.stream.seq_len]
         return LongChats(row, fitted.lengths[row], fitted.fits[row])
 

@@ -23,7 +23,8 @@ from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import view_plan
 from dataserver.planning.planner import plan_step
-from dataserver.planning.stream.gathering import ShardColumns, Window, gather_step, gather_window, size_rows
+from dataserver.planning.stream.columns import ShardColumns
+from dataserver.planning.stream.gathering import Window, gather_step, gather_window, size_rows
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 from dataserver.planning.stream.windows import Span, units_of

@@ -6,38 +6,14 @@ its sequence is as long as it is.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U8, Bool
+from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing
-from dataserver.planning.stream.item_sizes import (
-    IMAGE_EXTRA,
-    UNDERSTANDING_EXTRA,
-    VideoLengths,
-    item_grids,
-    item_marks,
-    item_tokens,
-)
+from dataserver.planning.stream.columns import ShardColumns
+from dataserver.planning.stream.item_sizes import IMAGE_EXTRA, UNDERSTANDING_EXTRA, item_marks, item_tokens
 from dataserver.planning.stream.samples import SampleSizes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChatColumns:
-    """What the index knows of n conversations with e answers beside their tokens, in row order."""
-
-    targets: I64
-    """int64 [n]: targets of the loss."""
-    end_offsets: I64
-    """int64 [n + 1]: first answer of each."""
-    end_text: I64
-    """int64 [e]: tokens up to the end of an answer, without those that stand for images."""
-    end_images: I64
-    """int64 [e]: images up to there."""
-    end_targets: I64
-    """int64 [e]: targets up to there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,38 +37,16 @@ def around(num_images: I64) -> I64:
     return UNDERSTANDING_EXTRA + IMAGE_EXTRA * num_images
 
 
-def fit_chats(
-    sizing: Sizing,
-    seq_len: int,
-    image_offsets: I64,
-    widths: I32,
-    heights: I32,
-    text_tokens: NDArray[Any],
-    chats: ChatColumns,
-    cut_at_turn: bool,
-    modality: U8 | None = None,
-    video_lengths: VideoLengths | None = None,
-) -> FittedChats:
-    """Fit conversations into sequences.
-
-    Args:
-        sizing: of the job's stream.
-        seq_len: the same.
-        image_offsets: int64 [n + 1], first image of each.
-        widths: int32 [m], upright width of each image, or as `item_grids`.
-        heights: int32 [m], upright height of each image, or as `item_grids`.
-        text_tokens: [n], as plans count them.
-        chats: what else is known.
-        cut_at_turn: cut one that is too long behind the last answer that fits; else it is left out.
-        modality: uint8 [m], what each image is; None where all are images.
-        video_lengths: of videos, where there are any.
-    """
-    rows, columns, media = item_grids(image_offsets, widths, heights, modality, sizing, lengths=video_lengths)
-    sized = SampleSizes(text_tokens.astype(np.int64), image_offsets, rows, columns, **media)
+def fit_chats(sizing: Sizing, seq_len: int, columns: ShardColumns, *, cut_at_turn: bool) -> FittedChats:
+    """Fit the conversations of a shard into sequences of so many tokens; with `cut_at_turn` one that is too long is cut
+    behind the last answer that fits, else it is left out."""
+    assert columns.chats is not None
+    chats, image_offsets, text = columns.chats, columns.image_offsets, columns.text_tokens.astype(np.int64)
+    rows, sides, media = columns.grids(slice(None), image_offsets, sizing)
+    sized = SampleSizes(text, image_offsets, rows, sides, **media)
     sizes = item_tokens(sized, sizing) + item_marks(sized, sizing)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     images = np.diff(image_offsets)
-    text = text_tokens.astype(np.int64)
     lengths = text + around(images) + before[image_offsets[1:]] - before[image_offsets[:-1]]
     fits = lengths <= seq_len
     whole = FittedChats(lengths, fits, text, images, chats.targets)

@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dataserver.planning import I32, I64, U8, U64, Bool, yield_point
+from dataserver.planning import I64, U64, Bool, yield_point
 from dataserver.planning.job.fields import SINGLE_STEP, PlanLimits, Sizing, Stream
 from dataserver.planning.stream.captions import OWN_CAPTION, Captions
-from dataserver.planning.stream.chats import ChatColumns, FittedChats, fit_chats
+from dataserver.planning.stream.chats import FittedChats, fit_chats
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.documents import TEXT_KIND, Documents, Split, split_documents
 from dataserver.planning.stream.item_sizes import (
     IMAGE_EXTRA,
-    VideoLengths,
-    item_grids,
     item_marks,
     item_tokens,
     joined_media,
@@ -28,36 +27,10 @@ from dataserver.planning.stream.sizing import (
     MicrobatchTooLargeError,
     concatenate,
     joined_parts,
-    shard_table,
     size_samples,
+    sized_table,
 )
 from dataserver.planning.stream.windows import Part, Span, WindowOrder
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardColumns:
-    """What the index knows of the n samples of a shard with their t texts and m images, in row order."""
-
-    text_offsets: I64
-    """int64 [n + 1]: first text of each sample."""
-    text_tokens: NDArray[Any]
-    """Integers [t]: tokens of each text."""
-    image_offsets: I64
-    """int64 [n + 1]: first image of each sample."""
-    image_width: I32
-    """int32 [m]: upright width of each image or frame in pixels; of a clip the samples of a channel."""
-    image_height: I32
-    """int32 [m]: upright height of each image or frame in pixels; of a clip its samples in a second."""
-    caption_tokens: I64 | None = None
-    """int64 [captions, n]: tokens of each caption, where samples draw one; the texts are then the longest ones."""
-    image_modality: U8 | None = None
-    """uint8 [m]: what each is, an image, a clip or a video; None where all are images."""
-    lengths: VideoLengths | None = None
-    """Lengths of videos, where there are any."""
-    chats: ChatColumns | None = None
-    """Columns of conversations: each sample is one text."""
-    kinds: U8 | None = None
-    """uint8 [t + m]: 0 of a text, 1 of an image, in document order; None where nobody asks."""
 
 
 class PickedRows(NamedTuple):
@@ -75,6 +48,11 @@ class PickedRows(NamedTuple):
     """bool [images]: whether each is the only image of its document; None where offsets say it."""
     parts: I64 | None
     """int64 [k, 4], as in `SampleSizes`."""
+
+    def sizes(self, columns: ShardColumns, sizing: Sizing) -> SampleSizes:
+        """Their sizes; `columns` are those of the shard."""
+        rows, sides, media = columns.grids(self.images, self.image_offsets, sizing, self.lone)
+        return SampleSizes(self.text_tokens, self.image_offsets, rows, sides, **media, parts=self.parts)
 
     def texts_before(self, columns: ShardColumns) -> I64:
         """Text tokens of its sample before each image, int64 [images]; `columns` are those of the shard."""
@@ -99,10 +77,8 @@ def picked_rows(columns: ShardColumns, row: I64, split: Split | None, sizing: Si
         return PickedRows(row, row_sums(columns.text_tokens, columns.text_offsets)[row], offsets, images, None, None)
     if columns.kinds is None:
         raise ValueError("documents are to be split, and nothing says in which order their parts come")
-    modality = None if columns.image_modality is None else columns.image_modality[images]
-    pixels = columns.image_width[images], columns.image_height[images]
-    lengths = None if columns.lengths is None else columns.lengths.pick(images)
-    rows, sides, media = item_grids(offsets, *pixels, modality, sizing, lengths=lengths)
+    rows, sides, media = columns.grids(images, offsets, sizing)
+    modality = media.get("image_modality")
     nothing = np.zeros(len(row), np.int64)
     sized = SampleSizes(nothing, offsets, rows, sides, **media)
     texts = np.diff(columns.text_offsets)[row]
@@ -145,10 +121,12 @@ def size_rows(
     if columns.chats is not None:
         return _size_chats(stream, columns, row, where, captions)
     picked = picked_rows(columns, row, split, stream.sizing)
+    sizes = picked.sizes(columns, stream.sizing)
+    if stream.generation.interleaved:
+        sizes = replace(sizes, image_texts=picked.texts_before(columns))
     drawn = None if columns.caption_tokens is None else columns.caption_tokens[:, row]
     expected = None if drawn is None else captions.expected(drawn)
-    texts = picked.texts_before(columns) if stream.generation.interleaved else None
-    return replace(_table(stream, columns, picked, where, expected, texts), caption_tokens=drawn)
+    return replace(sized_table(stream, picked.row, sizes, where, expected), caption_tokens=drawn)
 
 
 def picked_chats(columns: ShardColumns, row: I64, fitted: FittedChats) -> PickedRows:
@@ -174,51 +152,10 @@ def picked_chats(columns: ShardColumns, row: I64, fitted: FittedChats) -> Picked
 
 def _size_chats(stream: Stream, columns: ShardColumns, row: I64, where: str, captions: Captions) -> ShardTable:
     """As `size_rows`, of conversations: one that is longer than a sequence is cut, or left out."""
-    fitted = fitted_chats(stream.sizing, stream.seq_len, columns, captions)
+    fitted = fit_chats(stream.sizing, stream.seq_len, columns, cut_at_turn=captions.cut_at_turn)
     picked = picked_chats(columns, row, fitted)
-    return replace(_table(stream, columns, picked, where), targets=fitted.targets[picked.row])
-
-
-def _table(
-    stream: Stream,
-    columns: ShardColumns,
-    picked: PickedRows,
-    where: str,
-    mean_tokens: I64 | None = None,
-    image_texts: I64 | None = None,
-) -> ShardTable:
-    """The table of picked rows; the last two as of `shard_table`."""
-    return shard_table(
-        stream,
-        picked.row,
-        picked.text_tokens,
-        picked.image_offsets,
-        columns.image_width[picked.images],
-        columns.image_height[picked.images],
-        where,
-        mean_tokens,
-        None if columns.image_modality is None else columns.image_modality[picked.images],
-        picked.lone,
-        None if columns.lengths is None else columns.lengths.pick(picked.images),
-        picked.parts,
-        image_texts,
-    )
-
-
-def fitted_chats(sizing: Sizing, seq_len: int, columns: ShardColumns, captions: Captions) -> FittedChats:
-    """How much of each conversation of a shard a sequence of so many tokens holds."""
-    assert columns.chats is not None
-    images_of = columns.image_offsets, columns.image_width, columns.image_height
-    return fit_chats(
-        sizing,
-        seq_len,
-        *images_of,
-        columns.text_tokens,
-        columns.chats,
-        captions.cut_at_turn,
-        columns.image_modality,
-        columns.lengths,
-    )
+    sizes = replace(picked.sizes(columns, stream.sizing), targets=fitted.targets[picked.row])
+    return sized_table(stream, picked.row, sizes, where)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,54 +62,46 @@ def shard_table(
     widths: I32,
     heights: I32,
     where: str = "shard",
-    mean_tokens: I64 | None = None,
     modality: U8 | None = None,
-    lone: Bool | None = None,
     lengths: VideoLengths | None = None,
-    parts: I64 | None = None,
-    image_texts: I64 | None = None,
 ) -> ShardTable:
-    """Size the samples of one shard.
+    """The `sized_table` of samples with images, clips or videos of these sizes (`item_grids`)."""
+    rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lengths=lengths)
+    return sized_table(stream, row, SampleSizes(text_tokens, image_offsets, rows, columns, **media), where)
+
+
+def sized_table(stream: Stream, row: I64, sizes: SampleSizes, where: str, mean_tokens: I64 | None = None) -> ShardTable:
+    """The table of n samples of a shard: how long each is on the dataset's axis.
 
     Args:
         stream: the job's stream.
         row: int64 [n], rows of the shard's index that are kept.
-        text_tokens: int64 [n], tokens of all texts of each sample.
-        image_offsets: int64 [n + 1], first image of each sample.
-        widths: int32 [m], upright width of each image, or as `item_grids`.
-        heights: int32 [m], upright height of each image, or as `item_grids`.
+        sizes: of these samples.
         where: name of dataset and shard for error messages.
-        mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else `text_tokens`.
-        modality: uint8 [m], what each image is; None where all are images.
-        lone: bool [m], whether each is the only image of its sample, where samples have lost some; else by offsets.
-        lengths: of videos, where there are any.
-        parts: int64 [n, 4], as in `SampleSizes`.
-        image_texts: int64 [m], as in `SampleSizes`.
+        mean_tokens: int64 [n], those that nominal tokens count, where samples draw captions; else their text tokens.
 
     Raises:
         SampleTooLargeError: a sample's images alone exceed `seq_len`.
     """
-    rows, columns, media = item_grids(image_offsets, widths, heights, modality, stream.sizing, lone, lengths)
-    if image_texts is not None:
-        media["image_texts"] = image_texts
-    sizes = SampleSizes(text_tokens, image_offsets, rows, columns, **media, parts=parts)
     fixed = _fixed_tokens(stream, sizes)
     too_large = np.flatnonzero(may_be_understood(stream, sizes) & (fixed > stream.seq_len))
     if len(too_large):
         worst = too_large[np.argmax(fixed[too_large])]
-        bound = stream.sizing.bounded_by if lengths is None else "video.max_frames or sizing.video.max_pixels"
+        bound = (
+            stream.sizing.bounded_by if sizes.image_depths is None else "video.max_frames or sizing.video.max_pixels"
+        )
         raise SampleTooLargeError(
             f"{where}, row {row[worst]}: its images take {fixed[worst]} tokens without any text, but seq_len is "
             f"{stream.seq_len} ({len(too_large)} such samples in this shard); raise seq_len, "
             f"lower sizing.{bound}, or leave such samples out with a filter or a quarantine list"
         )
-    counted = text_tokens if mean_tokens is None else mean_tokens
+    counted = sizes.text_tokens if mean_tokens is None else mean_tokens
     understood = np.minimum(fixed + counted, stream.seq_len)
     generated = np.minimum(counted + GENERATION_EXTRA + stream.generation.query_tokens, stream.seq_len)
     nominal = np.where(is_pair(sizes), mixed_tokens(generation_share(stream), understood, generated), understood)
     if (of_documents := DocumentTargets.of(stream)) is not None:
         nominal = of_documents.nominal_tokens(of_documents.find(stream.sizing, sizes), nominal)
-    return ShardTable(text_tokens, image_offsets, rows, columns, row, nominal, **media, parts=parts)
+    return ShardTable(**{f.name: getattr(sizes, f.name) for f in fields(SampleSizes)}, row=row, nominal=nominal)
 
 
 def _fixed_tokens(stream: Stream, table: SampleSizes) -> I64:

@@ -15,7 +15,7 @@ longest.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -23,18 +23,18 @@ from numpy.typing import NDArray
 
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing, Stream
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.documents import Split
-from dataserver.planning.stream.gathering import ShardColumns, picked_rows
+from dataserver.planning.stream.gathering import picked_rows
 from dataserver.planning.stream.item_sizes import (
     GENERATION_EXTRA,
     IMAGE_EXTRA,
     UNDERSTANDING_EXTRA,
     is_pair,
-    item_grids,
     item_marks,
     item_tokens,
 )
-from dataserver.planning.stream.samples import SampleSizes, ranges, row_sums
+from dataserver.planning.stream.samples import ranges, row_sums
 from dataserver.planning.stream.sizing import pair_tasks
 from dataserver.planning.stream.targets import DocumentTargets, generation_share, mixed_tokens
 
@@ -178,16 +178,11 @@ def row_statistics(
 ) -> ShardStatistics:
     """The statistics of one shard, some of whose rows are used, int64 [k]; of documents that are split, of parts."""
     picked = picked_rows(columns, row, split, sizing)
-    images, text, at = picked.images, picked.text_tokens, picked.image_offsets
-    counts = np.diff(at)
-    modality = None if columns.image_modality is None else columns.image_modality[images]
-    lengths = None if columns.lengths is None else columns.lengths.pick(images)
-    pixels = columns.image_width[images], columns.image_height[images]
-    rows, sides, media = item_grids(at, *pixels, modality, sizing, picked.lone, lengths)
+    text, at, sized = picked.text_tokens, picked.image_offsets, picked.sizes(columns, sizing)
     if of_documents is not None:
-        media["image_texts"] = picked.texts_before(columns)
-    patches = rows.astype(np.int64) * sides
-    sized = SampleSizes(text, at, rows, sides, **media, parts=picked.parts)
+        sized = replace(sized, image_texts=picked.texts_before(columns))
+    counts = np.diff(at)
+    patches = sized.image_rows.astype(np.int64) * sized.image_columns
     tokens = item_tokens(sized, sizing) + item_marks(sized, sizing)
     fixed = UNDERSTANDING_EXTRA + row_sums(tokens + IMAGE_EXTRA, at)
     pair = is_pair(sized)
@@ -203,7 +198,7 @@ def row_statistics(
     return ShardStatistics(
         samples=_one(len(picked.row)),
         null_drops=_one(null_drops),
-        images=_one(len(rows)),
+        images=_one(len(patches)),
         pairs=_one(len(pair_text)),
         pair_text=_one(pair_text.sum()),
         other_tokens=_one(others.sum()),

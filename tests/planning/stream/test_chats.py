@@ -5,8 +5,8 @@ import pytest
 from builders.jobs import make_job
 
 from dataserver.planning.stream.captions import Captions
-from dataserver.planning.stream.chats import ChatColumns
-from dataserver.planning.stream.gathering import ShardColumns, size_rows
+from dataserver.planning.stream.columns import ChatColumns, ShardColumns
+from dataserver.planning.stream.gathering import size_rows
 from dataserver.planning.stream.grids import patch_grids
 from dataserver.planning.stream.samples import ShardTable
 

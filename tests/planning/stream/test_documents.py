@@ -19,8 +19,9 @@ from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_
 from dataserver.planning.job.limits import limits_of
 from dataserver.planning.layouts.shared.sequences import pack_step
 from dataserver.planning.planner import plan_step
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.documents import Documents, Split, split_documents
-from dataserver.planning.stream.gathering import ShardColumns, gather_step, size_rows
+from dataserver.planning.stream.gathering import gather_step, size_rows
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.packing import balanced_within, best_fit_decreasing, best_fit_within
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw

@@ -10,7 +10,8 @@ from builders.jobs import TWO_DATASETS, make_job
 from builders.samples import SyntheticDatasets, make_table, pick
 
 from dataserver.planning.job.fields import PLAN_LIMITS, SINGLE_STEP
-from dataserver.planning.stream.gathering import ShardColumns, Window, gather_step, pick_sizes, size_rows
+from dataserver.planning.stream.columns import ShardColumns
+from dataserver.planning.stream.gathering import Window, gather_step, pick_sizes, size_rows
 from dataserver.planning.stream.samples import ShardTable
 from dataserver.planning.stream.sizing import MicrobatchTooLargeError
 from dataserver.planning.stream.slices import cut, gather_slice

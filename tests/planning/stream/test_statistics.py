@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.layouts.contrastive.limits import TowerLimits
 from dataserver.planning.layouts.interface import layout_of
-from dataserver.planning.stream.gathering import ShardColumns, size_rows
+from dataserver.planning.stream.columns import ShardColumns
+from dataserver.planning.stream.gathering import size_rows
 from dataserver.planning.stream.sizing import SampleTooLargeError
 from dataserver.planning.stream.statistics import (
     LISTED,

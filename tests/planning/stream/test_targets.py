@@ -18,8 +18,9 @@ from dataserver.planning.job.limits import limits_of
 from dataserver.planning.layouts.shared.limits import BackboneLimits, longest_samples
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.planner import plan_step
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.documents import Split
-from dataserver.planning.stream.gathering import ShardColumns, gather_step, size_rows
+from dataserver.planning.stream.gathering import gather_step, size_rows
 from dataserver.planning.stream.samples import AUDIO, IMAGE, ShardTable, StepSamples, Task
 from dataserver.planning.stream.sequence_rules import SequenceRules
 from dataserver.planning.stream.sizing import SampleTooLargeError, may_be_generated, most_tokens, size_samples

@@ -15,7 +15,7 @@ from dataserver.planning import yielding_to
 from dataserver.planning.job.identity import Job
 from dataserver.planning.layouts.interface import layout_of
 from dataserver.planning.layouts.shared.limits import together
-from dataserver.planning.stream.gathering import ShardColumns
+from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.samples import ShardTable, Task
 from dataserver.planning.stream.sizing import SampleTooLargeError, most_tokens, shard_table, size_samples
 from dataserver.planning.stream.statistics import row_statistics
