@@ -148,7 +148,7 @@ class ShardTables:
         A window takes at most half as much again as the tables of its shards. One that slides is gathered by slots,
         which are small.
         """
-        if span.slot is not None:
+        if span.sliding is not None:
             return whole(span)
         most, taken = self._cache.window_bytes, 0
         for shard in span.shards:

@@ -11,7 +11,7 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
-from dataserver.planning.stream.sliding import PARTS, SlidingEpoch, Slot
+from dataserver.planning.stream.sliding import PARTS, SlidingEpoch
 from dataserver.planning.stream.windows import Span
 
 SLIDING_SINCE: Final = 2
@@ -146,7 +146,7 @@ class Axis:
         indexes = layout.indexes(slot)
         shards = tuple(layout.shards[indexes.start : indexes.stop].tolist())
         start = int(layout.sums[indexes.start])
-        return Span(self._dataset, epoch, shards, start, first, last, slot, Slot(layout, slot))
+        return Span(self._dataset, epoch, shards, start, first, last, slot, layout)
 
     def _lay_out(self, epoch: int) -> tuple[I64, I64]:
         """Int64 [shards] the shards in the order of an epoch, and int64 [windows + 1] where each window starts."""

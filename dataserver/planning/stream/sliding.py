@@ -162,16 +162,3 @@ class SlidingEpoch:
         at = np.clip(at, 0, 2 * self.reach + 2)
         left = 2 * self.reach + 2 - at
         return np.where(at < 2, at * at, np.where(left < 2, 8 * self.reach - left * left, 4 * (at - 1)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Slot:
-    """One slot of an epoch."""
-
-    epoch: SlidingEpoch
-    number: int
-
-    def part(self, at: int, draws: U64, units: I64, together: U64 | None = None) -> Part:
-        """Return a part as `SlidingEpoch.part` does, of the shard at a position among those with samples in the
-        slot."""
-        return self.epoch.part(self.number, self.epoch.indexes(self.number)[at], draws, units, together)

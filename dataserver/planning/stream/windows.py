@@ -10,7 +10,7 @@ from dataserver.planning import I64, U64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
-from dataserver.planning.stream.sliding import Slot
+from dataserver.planning.stream.sliding import SlidingEpoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Span:
     """First unit that no longer does."""
     number: int
     """Position of the window or slot within the epoch."""
-    slot: Slot | None = None
-    """Where the window slides; there alone."""
+    sliding: SlidingEpoch | None = None
+    """The epoch, where the window slides; there alone."""
 
 
 class Part(NamedTuple):
@@ -65,10 +65,11 @@ class WindowOrder:
         """
         sample, units = self.numbers(span.shards[at], table), units_of(self.stream, table)
         words = self.draws(span, sample, table)
-        if span.slot is None:
+        if span.sliding is None:
             return Part(None, sample, words, units, 0)
         together = table.parts is not None and self._are_together(span)
-        chosen = span.slot.part(at, words, units, sample if together else None)
+        index = span.sliding.indexes(span.number)[at]
+        chosen = span.sliding.part(span.number, index, words, units, sample if together else None)
         return Part(chosen.at, sample[chosen.at], chosen.words, units[chosen.at], chosen.before)
 
     def merged(self, span: Span, parts: Iterable[Part]) -> tuple[U64, I64, I64]:
