@@ -14,7 +14,7 @@ Where a stream generates images of documents, those of others depend on its `seq
 longest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -131,19 +131,15 @@ class ShardStatistics:
 
     def block(self, first: int, end: int) -> "ShardStatistics":
         """The statistics of the shards from `first` to before `end`, with lists in int64."""
-        found: dict[str, Any] = {}
-        for field in fields(self):
-            part = getattr(self, field.name)
-            found[field.name] = part.block(first, end) if isinstance(part, Lists) else part[first:end]
-        return ShardStatistics(**found)
+        return self._of_shards(slice(first, end), lambda lists: lists.block(first, end))
 
     def take(self, shards: I64) -> "ShardStatistics":
         """The statistics of some of its shards."""
-        taken: dict[str, Any] = {}
-        for field in fields(self):
-            part = getattr(self, field.name)
-            taken[field.name] = part.take(shards) if isinstance(part, Lists) else part[shards]
-        return ShardStatistics(**taken)
+        return self._of_shards(shards, lambda lists: lists.take(shards))
+
+    def _of_shards(self, shards: slice | I64, lists_of: Callable[[Lists], Lists]) -> "ShardStatistics":
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ShardStatistics(**{n: lists_of(p) if isinstance(p, Lists) else p[shards] for n, p in parts.items()})
 
     def unlisted_pair_text(self) -> I64:
         """Most text tokens that a pair which is not listed may have; 0 where all are. int64 [s]."""
