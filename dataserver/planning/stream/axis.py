@@ -11,6 +11,7 @@ import numpy as np
 from dataserver.planning import I64
 from dataserver.planning.job.fields import Stream
 from dataserver.planning.stream.randomness import Operator, dataset_key, draw
+from dataserver.planning.stream.samples import sums_before
 from dataserver.planning.stream.sliding import PARTS, SlidingEpoch
 from dataserver.planning.stream.windows import Span
 
@@ -152,7 +153,7 @@ class Axis:
         """Int64 [shards] the shards in the order of an epoch, and int64 [windows + 1] where each window starts."""
         shards = self._permuted(epoch)
         lengths = np.add.reduceat(self.totals_in(epoch)[shards], np.arange(0, len(shards), self._stream.shuffle_window))
-        return shards, np.concatenate([[0], np.cumsum(lengths)])
+        return shards, sums_before(lengths)
 
     def _lay_out_sliding(self, epoch: int) -> SlidingEpoch:
         """An epoch of a window that slides. It begins with the shards with which the one before it ended.

@@ -13,7 +13,7 @@ from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import Sizing
 from dataserver.planning.stream.columns import ShardColumns
 from dataserver.planning.stream.item_sizes import IMAGE_EXTRA, UNDERSTANDING_EXTRA, item_marks, item_tokens
-from dataserver.planning.stream.samples import SampleSizes
+from dataserver.planning.stream.samples import SampleSizes, sums_before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ def fit_chats(sizing: Sizing, seq_len: int, columns: ShardColumns, *, cut_at_tur
     rows, sides, media = columns.grids(slice(None), image_offsets, sizing)
     sized = SampleSizes(text, image_offsets, rows, sides, **media)
     sizes = item_tokens(sized, sizing) + item_marks(sized, sizing)
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    before = sums_before(sizes)
     images = np.diff(image_offsets)
     lengths = text + around(images) + before[image_offsets[1:]] - before[image_offsets[:-1]]
     fits = lengths <= seq_len

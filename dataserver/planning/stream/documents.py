@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dataserver.planning import I64, U8, Bool, yield_point
 from dataserver.planning.job.fields import DatasetSpec, SplitAt, Stream
 from dataserver.planning.stream.item_sizes import UNDERSTANDING_EXTRA
-from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, row_sums
+from dataserver.planning.stream.samples import AUDIO, IMAGE, VIDEO, row_sums, sums_before
 from dataserver.planning.stream.sizing import SampleTooLargeError, pair_tasks
 
 TEXT_KIND = 0
@@ -118,15 +118,15 @@ class _Line:
         lengths = np.empty(len(is_text), np.int64)
         lengths[is_text], lengths[~is_text] = documents.text_tokens, documents.image_tokens
         self._is_text = np.append(is_text, True)  # behind all others an empty one
-        self._sums = _summed(np.append(lengths, 0))
-        self._texts = _summed(np.append(lengths * is_text, 0))
-        self._images = _summed(~self._is_text)
+        self._sums = sums_before(np.append(lengths, 0))
+        self._texts = sums_before(np.append(lengths * is_text, 0))
+        self._images = sums_before(~self._is_text)
         modality = documents.image_modality
         if modality is None:
             modality = np.full(len(documents.image_tokens), IMAGE, np.uint8)
         kind = np.full(len(self._is_text), -1)  # texts have no modality
         kind[~self._is_text] = modality
-        self._counts = [(most, _summed(kind == n)) for n, most in enumerate(split.budget) if most is not None]
+        self._counts = [(most, sums_before(kind == n)) for n, most in enumerate(split.budget) if most is not None]
         self._follows = np.zeros(len(self._is_text), np.bool_)  # clips that must not be parted from what is before them
         if split.rule == SplitAt.VIDEOS:
             self._follows[1:] = (kind[1:] == AUDIO) & (kind[:-1] == VIDEO)
@@ -191,7 +191,3 @@ def _are_pairs(documents: Documents, modality: U8) -> Bool:
     texts = row_sums(documents.text_tokens, documents.text_offsets)
     pairs: Bool = (counts == 1) & (others == 0) & (texts > 0)
     return pairs
-
-
-def _summed(values: NDArray[Any]) -> I64:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])

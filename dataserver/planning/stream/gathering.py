@@ -22,7 +22,15 @@ from dataserver.planning.stream.item_sizes import (
 )
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.randomness import dataset_key
-from dataserver.planning.stream.samples import IMAGE, SampleSizes, ShardTable, StepSamples, ranges, row_sums
+from dataserver.planning.stream.samples import (
+    IMAGE,
+    SampleSizes,
+    ShardTable,
+    StepSamples,
+    ranges,
+    row_sums,
+    sums_before,
+)
 from dataserver.planning.stream.sizing import (
     MicrobatchTooLargeError,
     concatenate,
@@ -61,7 +69,7 @@ class PickedRows(NamedTuple):
         lengths = np.zeros(len(columns.kinds), np.int64)
         lengths[columns.kinds == TEXT_KIND] = columns.text_tokens
         before = np.cumsum(lengths)[columns.kinds != TEXT_KIND]
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.text_tokens, dtype=np.int64)])
+        sums = sums_before(columns.text_tokens)
         before -= np.repeat(sums[columns.text_offsets[:-1]], np.diff(columns.image_offsets))
         found: I64 = before[self.images]
         return found if self.parts is None else found - np.repeat(self.parts[:, 2], np.diff(self.image_offsets))
@@ -72,7 +80,7 @@ def picked_rows(columns: ShardColumns, row: I64, split: Split | None, sizing: Si
     counts = np.diff(columns.image_offsets)[row]
     all_rows = len(row) == len(columns.image_offsets) - 1
     images = slice(None) if all_rows else ranges(columns.image_offsets[row], counts)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    offsets = sums_before(counts)
     if split is None:
         return PickedRows(row, row_sums(columns.text_tokens, columns.text_offsets)[row], offsets, images, None, None)
     if columns.kinds is None:
@@ -85,7 +93,7 @@ def picked_rows(columns: ShardColumns, row: I64, split: Split | None, sizing: Si
     of = ranges(columns.text_offsets[row] + columns.image_offsets[row], texts + counts)
     documents = Documents(
         kinds=columns.kinds[of],
-        text_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(texts)]),
+        text_offsets=sums_before(texts),
         text_tokens=columns.text_tokens[ranges(columns.text_offsets[row], texts)],
         image_offsets=offsets,
         image_tokens=item_tokens(sized, sizing) + item_marks(sized, sizing) + IMAGE_EXTRA,
@@ -143,7 +151,7 @@ def picked_chats(columns: ShardColumns, row: I64, fitted: FittedChats) -> Picked
     return PickedRows(
         row,
         fitted.text[row],
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        sums_before(counts),
         ranges(columns.image_offsets[:-1][row], counts),
         np.repeat(row_sums(is_image, columns.image_offsets)[row] == 1, counts),
         None,

@@ -29,10 +29,14 @@ def ranges(starts: I64, counts: I64) -> I64:
     return found
 
 
+def sums_before(values: NDArray[Any]) -> I64:
+    """The sum of the integers before each of n, and of all: of counts, where each begins and the last ends. [n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
+
+
 def row_sums(values: NDArray[Any], offsets: I64) -> I64:
     """Sums of integers over rows: row r has the values from offsets[r] to before offsets[r + 1]. int64 [rows]."""
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
-    return np.diff(sums[offsets])
+    return np.diff(sums_before(values)[offsets])
 
 
 class Task(IntEnum):

@@ -14,7 +14,7 @@ import numpy as np
 from dataserver.planning import I64, yield_point
 from dataserver.planning.job.fields import MAX_INTEGER
 from dataserver.planning.stream.gathering import Window, gather_window, pick_rows
-from dataserver.planning.stream.samples import ShardTable
+from dataserver.planning.stream.samples import ShardTable, sums_before
 from dataserver.planning.stream.windows import Span, WindowOrder, units_of
 
 Table = Callable[[int], ShardTable]
@@ -59,10 +59,10 @@ def cut(order: WindowOrder, span: Span, table: Table, slice_bytes: int) -> Slice
         at = _leading(order, span, shard, found)
         np.add.at(units, at, units_of(order.stream, found))
         np.add.at(sizes, at, _SAMPLE_BYTES + _IMAGE_BYTES * np.diff(found.image_offsets))
-    before = np.concatenate([[0], np.cumsum(sizes)])
+    before = sums_before(sizes)
     begin = np.flatnonzero(np.diff(before[:-1] // slice_bytes, prepend=-1))
     begin = begin[before[begin] < before[-1]]
-    first = span.window_start + np.concatenate([[0], np.cumsum(units)])
+    first = span.window_start + sums_before(units)
     begin = np.append(begin, 1 << _BITS)
     return Slices(begin, first[begin])
 

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from dataserver.planning import I64, U64
+from dataserver.planning.stream.samples import sums_before
 
 _POINT: Final = 32
 """Binary digits of a position behind the point."""
@@ -72,7 +73,7 @@ class SlidingEpoch:
         n = len(shards)
         slot = max(1, min(window, n) // _SLOTS)
         borders = np.minimum(2 * slot * np.arange(-(-n // slot) + 1), 2 * n)
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        sums = sums_before(lengths)
         found = cls(shards, lengths, sums, window if n > window else 2 * n, borders, borders)
         first = found._unfinished(borders)
         starts = sums[first]
@@ -129,7 +130,7 @@ class SlidingEpoch:
         order = order_of_draws(words)
         if (words[order[1:]] == words[order[:-1]]).any():
             order = np.argsort(words, kind="stable")
-        begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(units[order])])
+        begins = sums_before(units[order])
         low, high = np.searchsorted(begins[:-1], self._before(np.array([index]), self.borders[slot : slot + 2]))
         return Part(order[low:high], words[order[low:high]], int(begins[low]))
 

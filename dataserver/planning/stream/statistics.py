@@ -34,7 +34,7 @@ from dataserver.planning.stream.item_sizes import (
     item_marks,
     item_tokens,
 )
-from dataserver.planning.stream.samples import ranges, row_sums
+from dataserver.planning.stream.samples import ranges, row_sums, sums_before
 from dataserver.planning.stream.sizing import pair_tasks
 from dataserver.planning.stream.targets import DocumentTargets, generation_share, mixed_tokens
 
@@ -65,9 +65,7 @@ class Lists:
 
     def sums(self, values: I64) -> I64:
         """Sum over each list of other values, int64 [sum of lengths]. int64 [s]."""
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
-        found: I64 = sums[self.at[1:]] - sums[self.at[:-1]]
-        return found
+        return row_sums(values, self.at)
 
     def spread(self, of_shard: NDArray[T]) -> NDArray[T]:
         """A value of each shard, [s], for each entry of its list. [sum of lengths]."""
@@ -82,7 +80,7 @@ class Lists:
         """The lists of some shards."""
         counts = np.diff(self.at)[shards]
         values = self.values[ranges(self.at[:-1][shards], counts)]
-        return Lists(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]), values)
+        return Lists(sums_before(counts), values)
 
     def _picked(self, at: I64) -> I64:
         full = np.diff(self.at) > 0
@@ -157,7 +155,7 @@ def join_statistics(parts: Sequence[ShardStatistics]) -> ShardStatistics:
         found = [getattr(part, field.name) for part in parts]
         if isinstance(found[0], Lists):
             counts = np.concatenate([np.diff(lists.at) for lists in found])
-            at = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+            at = sums_before(counts)
             joined[field.name] = Lists(at, np.concatenate([lists.values for lists in found]))
         else:
             joined[field.name] = np.concatenate(found)

@@ -22,7 +22,7 @@ from dataserver.planning.stream.item_sizes import (
     picked_media,
 )
 from dataserver.planning.stream.randomness import Operator, draw
-from dataserver.planning.stream.samples import IMAGE, SampleSizes, ranges, row_sums
+from dataserver.planning.stream.samples import IMAGE, SampleSizes, ranges, row_sums, sums_before
 
 
 def generation_share(stream: Stream) -> Fraction:
@@ -101,7 +101,7 @@ class DocumentTargets:
             raise ValueError("images of documents are generated, and nothing says which text stands before each")
         at, counts = sizes.image_offsets, np.diff(sizes.image_offsets)
         taken = item_tokens(sizes, sizing) + item_marks(sizes, sizing) + IMAGE_EXTRA
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(taken)])
+        sums = sums_before(taken)
         before = sums[:-1] - np.repeat(sums[at[:-1]], counts)
         tokens = GENERATION_EXTRA + self.query_tokens + sizes.image_texts + before
         allowed = (sizes.image_texts > 0) & (tokens <= self.seq_len) & np.repeat(~is_pair(sizes), counts)
@@ -120,7 +120,7 @@ def images_up_to(sizes: SampleSizes, target: I64) -> SampleSizes:
     first, end = sizes.image_offsets[:-1], sizes.image_offsets[1:]
     counts = np.where(target >= 0, target + 1, end) - first
     images = ranges(first, counts)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    offsets = sums_before(counts)
     rows, columns = sizes.image_rows[images], sizes.image_columns[images]
     return replace(sizes, image_offsets=offsets, image_rows=rows, image_columns=columns, **picked_media(sizes, images))
 

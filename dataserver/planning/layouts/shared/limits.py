@@ -15,7 +15,7 @@ from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.plan.arranging import WaveTooLargeError, spread_images
 from dataserver.planning.plan.naming import counted
 from dataserver.planning.stream.item_sizes import is_pair, picked_media
-from dataserver.planning.stream.samples import MODALITY_NUMBERS, ShardTable, row_sums
+from dataserver.planning.stream.samples import MODALITY_NUMBERS, ShardTable, row_sums, sums_before
 from dataserver.planning.stream.sizing import (
     SampleTooLargeError,
     may_be_generated,
@@ -128,7 +128,7 @@ def _with_images(table: ShardTable, chosen: Bool) -> ShardTable:
     """A table with some of its images, bool [m], alone."""
     if chosen.all():
         return table
-    offsets = np.concatenate([[0], np.cumsum(row_sums(chosen, table.image_offsets))])
+    offsets = sums_before(row_sums(chosen, table.image_offsets))
     rows, columns = table.image_rows[chosen], table.image_columns[chosen]
     media = picked_media(table, chosen)
     return replace(table, image_offsets=offsets, image_rows=rows, image_columns=columns, **media)
@@ -200,7 +200,7 @@ def together(module: ModuleSpec, table: ShardTable, samples: Bool, units: int) -
     """
     patches = table.image_rows.astype(np.int64) * table.image_columns
     first, last = table.image_offsets[:-1], table.image_offsets[1:]
-    before = np.concatenate([[0], np.cumsum(patches)])
+    before = sums_before(patches)
     most = int(patches.max(initial=0)) * (last - first) if module.padded else before[last] - before[first]
     for i in np.flatnonzero(samples & (last - first > 1) & (most > units)).tolist():
         yield_point()
