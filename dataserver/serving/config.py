@@ -9,7 +9,8 @@ from pydantic_core import ErrorDetails
 
 from dataserver.addresses import expanded, is_loopback, split_address
 from dataserver.dataset import DatasetError, is_url, location, usable_memory
-from dataserver.planning.job.fields import MAX_TEXT_BYTES, Name, TextError, Version, parse_yaml, required
+from dataserver.job_files import read_values
+from dataserver.planning.job.fields import Name, Version, required
 from dataserver.planning.kernels.cache import user_cache
 from dataserver.serving.budgets import LEAST_JOB_BYTES, MIB, budgets, default_decode_threads
 from dataserver.tracing import Collector
@@ -236,13 +237,7 @@ def _problem(error: ErrorDetails) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            data = parse_yaml(stream.read(MAX_TEXT_BYTES + 1))
-    except OSError as error:
-        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
-    except TextError as error:
-        raise ConfigError(f"the configuration {file} cannot be used: {error}") from None
+    data = read_values("the configuration", file, ConfigError)
     if data is None:
         return {}
     if not isinstance(data, dict):

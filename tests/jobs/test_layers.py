@@ -24,7 +24,10 @@ BEFORE = {
     "jobs": {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "tracing"},
     "security": set(),
     "fleet": {"dataset", "planning", "jobs", "security", "tracing"},
-    "serving": {"transforms", "images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "tracing"},
+    "serving": {
+        *("transforms", "images", "dataset", "planning", "assembly", "jobs", "security", "fleet", "tracing"),
+        "job_files",
+    },
     # what commands print and pages show, worked out once for both
     "reporting": {"transforms", "images", "audio", "dataset", "planning", "assembly", "jobs", "security", "fleet"},
     "web": BELOW_COMMANDS | {"reporting"},
@@ -37,7 +40,7 @@ BELOW_ALL = {
 }
 """Modules beside the folders, which import nothing of ours."""
 OVER_PLANNING = {"job_files"}
-"""Modules beside the folders, which import planning alone. Commands use them, and so does the trainer."""
+"""Modules beside the folders, which import planning alone. Commands and servers use them, and so does the trainer."""
 NO_PROTOS = {"transforms", "images", "audio", "video", "dataset", "planning", "assembly", "jobs"}
 
 
