@@ -26,8 +26,8 @@ from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.command import Orchestrate, networks, problem
 from trainclient.orchestrate.costs import analytic_cost, computed_cost
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.profile import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profile_command import doubts
+from trainclient.orchestrate.profiled_costs import costs_of, read_profile, write_profile
 from trainclient.orchestrate.profiling import LAYERS, Plan, alike, share, subject
 from trainclient.stream.jobs import load_job_data
 

@@ -21,8 +21,8 @@ from dataserver.planning.job.fields import describe as describe_job
 from trainclient.orchestrate.choice import Problem
 from trainclient.orchestrate.cluster import cluster
 from trainclient.orchestrate.networks import Network, read_network
-from trainclient.orchestrate.picture import SUFFIXES, draw
-from trainclient.orchestrate.profile import costs_of, read_profile
+from trainclient.orchestrate.plot import SUFFIXES, draw
+from trainclient.orchestrate.profiled_costs import costs_of, read_profile
 from trainclient.orchestrate.report import HEADINGS, advice, as_json, notes, reasons, rows
 from trainclient.orchestrate.rescoring import stream_block
 from trainclient.orchestrate.sample_sizes import read_sizes

@@ -14,7 +14,7 @@ from trainclient.models.compiling import require_compiler
 from trainclient.orchestrate.command import MaybePath, MaybeText, Orchestrate, networks
 from trainclient.orchestrate.costs import DEGREES
 from trainclient.orchestrate.networks import Network
-from trainclient.orchestrate.profile import write_profile
+from trainclient.orchestrate.profiled_costs import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
 from trainclient.training.options import Options, options_of
 
