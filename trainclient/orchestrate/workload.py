@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataserver.planning.job.fields import AudioSizing, Modality, ModelSize, Sizing
-from dataserver.planning.stream.item_sizes import audio_sizing
+from dataserver.planning.stream.item_sizes import GENERATION_EXTRA, IMAGE_EXTRA, UNDERSTANDING_EXTRA, audio_sizing
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.sample_sizes import Item, SampleSize, WorkloadError
 
 F64 = NDArray[np.float64]
 
-MARKS: Final = 2
-"""BOS and EOS of a sample, BOI and EOI of an image, BOS and BOI before an image to generate (`item_sizes`)."""
 _UNSIZED: Final = Sizing()
 
 
@@ -134,7 +132,7 @@ class Workload:
         stream, items = self.stream, self.stream.items(size)
         if not stream.generation:
             return []
-        asked = MARKS + stream.query_tokens
+        asked = GENERATION_EXTRA + stream.query_tokens
         if len(items) == 1 and items[0].modality is Modality.IMAGE and size.text_tokens:
             return [(0, min(stream.seq_len, asked + size.text_tokens))]
         if not stream.interleaved:
@@ -143,17 +141,17 @@ class Workload:
         for number, (item, text) in enumerate(zip(items, size.image_texts, strict=True)):
             if text and item.modality is Modality.IMAGE and asked + text + before <= stream.seq_len:
                 found.append((number, asked + text + before))
-            before += item.tokens + MARKS
+            before += item.tokens + IMAGE_EXTRA
         return found
 
     def _sequences(self, size: SampleSize) -> list[tuple[float, int]]:
         """Tokens of a sample in each of its tasks, with the chance of it."""
         stream, targets = self.stream, self._targets(size)
         chance = stream.generation if targets else 0.0
-        images = sum(item.tokens + MARKS for item in stream.items(size))
-        understood = min(stream.seq_len, MARKS + images + size.text_tokens)
+        images = sum(item.tokens + IMAGE_EXTRA for item in stream.items(size))
+        understood = min(stream.seq_len, UNDERSTANDING_EXTRA + images + size.text_tokens)
         if stream.contrastive_batch is not None:
-            understood = min(stream.seq_len, MARKS + size.text_tokens)
+            understood = min(stream.seq_len, UNDERSTANDING_EXTRA + size.text_tokens)
         generated = [(chance / len(targets), tokens) for _, tokens in targets]
         return [(weight, tokens) for weight, tokens in [(1 - chance, understood), *generated] if weight]
 
@@ -205,7 +203,7 @@ def workload(sizes: Sequence[SampleSize], stream: Stream) -> Workload:
 def _check(size: SampleSize, stream: Stream) -> None:
     """Raise WorkloadError where samples of a size fit no job with the stream."""
     items = stream.items(size)
-    tokens = MARKS + sum(item.tokens + MARKS for item in items)
+    tokens = UNDERSTANDING_EXTRA + sum(item.tokens + IMAGE_EXTRA for item in items)
     if any(item.rows % stream.merge**2 for item in items if item.modality is not Modality.AUDIO):
         raise WorkloadError(
             f"a sample has {_images(size)}; multiples of merge^2 = {stream.merge**2} are required, since so many "
