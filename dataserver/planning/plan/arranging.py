@@ -218,15 +218,9 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
     """
     first, end = samples.images_with(TASK_OF[module.kind])
     found = ranges(first, (end - first) * _handled(spec, module, samples))
-    return found if samples.image_modality is None else found[_of_modality(module, samples, found)]
-
-
-def _of_modality(module: ModuleSpec, samples: StepSamples, images: I64) -> Bool:
-    """Which of some images, int64 [k], are of what a module reads. bool [k]."""
     if samples.image_modality is None:
-        return np.full(len(images), module.reads is Modality.IMAGE)
-    found: Bool = samples.image_modality[images] == MODALITY_NUMBERS[module.reads]
-    return found
+        return found
+    return found[samples.image_modality[found] == MODALITY_NUMBERS[module.reads]]
 
 
 def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:
@@ -282,7 +276,7 @@ def images_beside(spec: JobSpec, module: ModuleSpec, samples: StepSamples, backb
     found = BesideBackbone(*images_of(beside, merged, given))
     if samples.image_modality is None:
         return found
-    mine = _of_modality(module, samples, found.image)
+    mine = samples.image_modality[found.image] == MODALITY_NUMBERS[module.reads]
     image = found.image[mine]
     picked = (a[mine] for a in (found.rank, found.microbatch, found.start, found.rows))
     return BesideBackbone(image, np.searchsorted(np.sort(image), image), *picked)
