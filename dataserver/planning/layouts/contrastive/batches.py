@@ -56,7 +56,7 @@ def balance_batches(
 
     Args:
         loads: int64 [n]: cost of each item in this tower.
-        batch: int64 [n]: batch of each item, 0, 1, ... without gaps.
+        batch: int64 [n]: batch of each item, 0, 1, ... without gaps; the items of each divide evenly.
         num_ranks: data-parallel ranks of the tower.
         microbatches_per_batch: K of section 4.3.
         balancer: see `balancing.BALANCERS`.
@@ -64,10 +64,9 @@ def balance_batches(
 
     Raises:
         BinBudgetError: no way was found to stay within the memory.
-        ValueError: the items of a batch do not divide evenly, or the shapes do not fit.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
-    for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
+    for number, mine in enumerate(_members(batch)):
         here = None if budget is None else BinBudget(budget.need[mine], budget.cap)
         rank[mine] = balancer(loads[mine], num_ranks, len(mine) // num_ranks, here)
         for r in range(num_ranks):
@@ -84,7 +83,7 @@ def batches_in_order(loads: I64, batch: I64, num_ranks: int, microbatches_per_ba
     Arguments and errors are those of `balance_batches`.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
-    for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
+    for number, mine in enumerate(_members(batch)):
         rank[mine], within = np.divmod(in_runs(len(mine), num_ranks * microbatches_per_batch), microbatches_per_batch)
         microbatch[mine] = number * microbatches_per_batch + within
     return BatchedArrangement(rank, microbatch)
@@ -101,7 +100,7 @@ def pad_batches(
     Arguments and errors are those of `balance_batches`; a microbatch needs count x largest need of memory.
     """
     rank, microbatch = np.zeros(len(loads), np.int64), np.zeros(len(loads), np.int64)
-    for number, mine in enumerate(_members(loads, batch, num_ranks, microbatches_per_batch)):
+    for number, mine in enumerate(_members(batch)):
         count = num_ranks * microbatches_per_batch
         part = padded(loads[mine], count, len(mine) // count)
         times = bin_totals(loads[mine], part, count, padded=True)
@@ -126,7 +125,7 @@ def deal_by_size(
     Arguments and errors are those of `balance_batches`.
     """
     rank, microbatch = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-    for number, mine in enumerate(_members(sizes, batch, num_ranks, microbatches_per_batch)):
+    for number, mine in enumerate(_members(batch)):
         together = len(mine) // (num_ranks * microbatches_per_batch) if padded else 1
         turn, rank_of = np.divmod(np.arange(len(mine)) // together, num_ranks)
         ordered = mine[np.argsort(-sizes[mine], kind="stable")]
@@ -157,21 +156,8 @@ def barrier_units(
     return together * int(ordered[:, : apart * (count // together) : apart].sum(axis=1).max(initial=0))
 
 
-def _members(loads: I64, batch: I64, num_ranks: int, microbatches_per_batch: int) -> Iterator[I64]:
-    """The items of each batch, in the order of the batches, after checking that they can be spread evenly."""
-    if len(loads) != len(batch) or num_ranks < 1 or microbatches_per_batch < 1:
-        raise ValueError(
-            f"{len(loads)} loads and {len(batch)} batches on {num_ranks} ranks in {microbatches_per_batch} "
-            "microbatches; one batch for each load, one rank and one microbatch at least are required"
-        )
-    if len(batch) and batch.min() < 0:
-        raise ValueError(f"found batch {int(batch.min())}; batches count from 0")
-    places = num_ranks * microbatches_per_batch
-    for number, count in enumerate(np.bincount(batch).tolist()):
+def _members(batch: I64) -> Iterator[I64]:
+    """The items of each batch, in the order of the batches."""
+    for number in range(int(batch.max(initial=-1)) + 1):
         yield_point()
-        if not count or count % places:
-            raise ValueError(
-                f"contrastive batch {number} has {count} items; {num_ranks} ranks x {microbatches_per_batch} "
-                f"microbatches need a multiple of {places}"
-            )
         yield np.flatnonzero(batch == number)

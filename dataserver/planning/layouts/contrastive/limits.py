@@ -13,7 +13,7 @@ from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import BalancePolicy, Modality, ModuleKind, ModuleSpec
 from dataserver.planning.job.spec import JobSpec
 from dataserver.planning.layouts.contrastive.batches import barrier_units
-from dataserver.planning.layouts.contrastive.options import ContrastiveOptions
+from dataserver.planning.layouts.contrastive.options import MAX_MICROBATCHES, ContrastiveOptions
 from dataserver.planning.layouts.shared.limits import (
     check_images,
     check_units,
@@ -29,10 +29,6 @@ from dataserver.planning.stream.statistics import ShardStatistics, longest_pairs
 
 Sizes = Callable[[ModuleSpec, int], I64]
 """Tower and contrastive batch: int64 [batches, samples], the patches or tokens of the samples of each batch."""
-
-
-MAX_MICROBATCHES = 65536
-"""Largest value that `layout.microbatches` may have."""
 
 
 class TowerMemoryError(MicrobatchTooLargeError):

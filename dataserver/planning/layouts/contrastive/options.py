@@ -18,6 +18,8 @@ from dataserver.planning.job.fields import (
     most_forward_ns,
 )
 
+MAX_MICROBATCHES = 65536
+
 
 class ContrastiveSchedule(StrEnum):
     """What the stages of a tower do around the barrier."""
@@ -37,7 +39,7 @@ class ContrastiveOptions(LayoutOptions):
     schedule: ContrastiveSchedule = ContrastiveSchedule.DISTMM_PIPE
     """What the stages of a tower do while they wait for the loss. `distmm_pipe` is used in steps in which memory allows
     it and the simulator finds it faster than `batch_sync`; the plan says which was used."""
-    microbatches: Annotated[int, Field(ge=1, le=65536)] = 1
+    microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 1
     """Microbatches of each rank for one contrastive batch."""
     extra_in_flight: ExtraInFlight = 0
     """Microbatches that each stage but the last may hold beyond those that `distmm_pipe` needs, within its memory."""

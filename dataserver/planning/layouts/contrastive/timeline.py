@@ -24,10 +24,10 @@ class TowerTimes:
 
     forward_ns: I64
     backward_ns: I64
-    activation_bytes: I64 | None = None
-    """Held by each device of a stage from forward to backward; without it 0."""
-    transfer_ns: I64 | None = None
-    """int64 [ranks, microbatches]: of each transfer between two stages, there and back; without it 0."""
+    activation_bytes: I64
+    """Held by each device of a stage from forward to backward."""
+    transfer_ns: I64
+    """int64 [ranks, microbatches]: of each transfer between two stages, there and back."""
 
 
 def contrastive_pipeline(
@@ -42,17 +42,8 @@ def contrastive_pipeline(
 
     Returns:
         A pipeline whose nodes go by tower, rank and stage.
-
-    Raises:
-        ValueError: towers of different numbers of microbatches, or microbatches that do not divide into the batches.
     """
-    counts, batches = {t.forward_ns.shape[2] for t in towers}, len(interaction_ns)
-    if len(counts) != 1 or not batches or min(counts) % batches:
-        raise ValueError(
-            f"towers of {sorted(counts)} microbatches and {batches} contrastive batches; all towers need the same "
-            "number, a multiple of the batches"
-        )
-    count = counts.pop()
+    count = towers[0].forward_ns.shape[2]
     stage, edges, transfers, stages_before, nodes = [], [], list[I64](), 0, 0
     for tower in towers:
         ranks, stages, _ = tower.forward_ns.shape
@@ -61,9 +52,7 @@ def contrastive_pipeline(
         for _ in range(ranks):
             edges.append(chain_edges(stages, count) + np.array([0, nodes, nodes]))
             nodes += stages
-        between = np.zeros((ranks, count), np.int64) if tower.transfer_ns is None else tower.transfer_ns
-        transfers.append(np.repeat(between, stages - 1))
-    held = [np.zeros_like(t.forward_ns) if t.activation_bytes is None else t.activation_bytes for t in towers]
+        transfers.append(np.repeat(tower.transfer_ns, stages - 1))
     return Pipeline(
         num_stages=stages_before,
         stage=np.concatenate(stage),
@@ -71,9 +60,9 @@ def contrastive_pipeline(
         backward_ns=np.concatenate([t.backward_ns.reshape(-1, count) for t in towers]),
         edges=np.concatenate(edges),
         operations=operations,
-        transfer_ns=None if all(t.transfer_ns is None for t in towers) else np.concatenate(transfers),
+        transfer_ns=np.concatenate(transfers),
         interaction_ns=np.tile(interaction_ns, (nodes, 1)),
-        activation_bytes=np.concatenate([h.reshape(-1, count) for h in held]),
+        activation_bytes=np.concatenate([t.activation_bytes.reshape(-1, count) for t in towers]),
     )
 
 
@@ -97,12 +86,12 @@ def _times(execution: Execution, tower: ModuleSpec, plan: ArrangedStep) -> Tower
         return np.repeat(values[:, None, :], tower.pp, axis=1)
 
     forward = microbatch_loads(tower, plan) // tower.pp
-    held, transfer = held_units(tower, plan), execution.transfer(tower.name, tower.name)
+    held, unit_bytes = held_units(tower, plan), 0 if tower.memory is None else tower.memory.unit_bytes
     return TowerTimes(
         forward_ns=on_stages(forward),
         backward_ns=on_stages(backward_ns(tower.cost, forward)),
-        activation_bytes=None if tower.memory is None else on_stages(held * tower.memory.unit_bytes),
-        transfer_ns=None if transfer is None else transfer_ns(transfer, held),
+        activation_bytes=on_stages(held * unit_bytes),
+        transfer_ns=transfer_ns(execution.transfer(tower.name, tower.name), held),
     )
 
 

@@ -130,20 +130,13 @@ def test_golden_batches() -> None:
 
 
 def test_what_batches_must_be() -> None:
-    ones, zeros = np.ones(4, np.int64), np.zeros(4, np.int64)
+    none = np.zeros(0, np.int64)
     assert contrastive_batches(3, 1).tolist() == [0, 1, 2]
     assert contrastive_batches(0, 5).tolist() == []
     for size in (0, 3, -4):
         with pytest.raises(ValueError, match=f"4 items do not divide into contrastive batches of {size}; a smaller"):
             contrastive_batches(4, size)
-    for ranks, each in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match=f"4 loads and 4 batches on {ranks} ranks in {each} microbatches; one"):
-            batches_in_order(ones, zeros, ranks, each)
-    with pytest.raises(
-        ValueError, match="contrastive batch 0 has 4 items; 3 ranks x 2 microbatches need a multiple of 6"
-    ):
-        batches_in_order(ones, zeros, 3, 2)
-    assert batches_in_order(ones[:0], zeros[:0], 1, 1).rank.tolist() == []
+    assert batches_in_order(none, none, 1, 1).rank.tolist() == []
 
 
 def small_jobs() -> Iterator[Job]:
