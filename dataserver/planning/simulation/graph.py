@@ -146,7 +146,6 @@ def _along_edges(pipeline: Pipeline, number: I64) -> tuple[I64, I64, I64]:
     """
     microbatch, source, target = pipeline.edges.T
     microbatches = pipeline.forward_ns.shape[1]
-    delay = np.zeros(len(source), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
 
     def at(kind: int, block: I64) -> I64:
         node, chunk = np.divmod(block, pipeline.num_chunks)
@@ -163,7 +162,7 @@ def _along_edges(pipeline: Pipeline, number: I64) -> tuple[I64, I64, I64]:
             f"block {edge[1]} feeds block {edge[2]} in microbatch {edge[0]}, but only one of them lists that pass; "
             "both ends of an edge must run it"
         )
-    return before[used], after[used], np.tile(delay, 2)[used]
+    return before[used], after[used], np.tile(pipeline.delay_ns, 2)[used]
 
 
 def _through_gates(pipeline: Pipeline, number: I64, first_gate: int) -> tuple[I64, I64, I64]:

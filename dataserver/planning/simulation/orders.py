@@ -45,8 +45,8 @@ class OrderScorer:
         """
         from dataserver.planning.kernels.operations import run_operations
 
-        _check_joins(pipeline)
         graph = build_graph(pipeline)
+        _check_joins(pipeline)
         _, _, order = run_operations(
             np.zeros_like(graph.waits), graph.follows, graph.offsets, graph.after, graph.delay_ns, graph.waits.copy()
         )
@@ -88,9 +88,7 @@ class OrderScorer:
 
 def _check_joins(pipeline: Pipeline) -> None:
     """Every pass must be joined like the first, with the same transfers."""
-    pipeline.check()
-    delay = np.zeros(len(pipeline.edges), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
-    joins = np.column_stack([pipeline.edges, delay])
+    joins = np.column_stack([pipeline.edges, pipeline.delay_ns])
     joins = joins[np.lexsort(joins.T[::-1])]
     count = pipeline.forward_ns.shape[1]
     if len(joins) % max(count, 1) or not (np.diff(joins[:, 1:].reshape(count, -1), axis=0) == 0).all():

@@ -45,6 +45,11 @@ class Pipeline:
         """Contrastive batches; 0 if microbatches do not interact."""
         return 0 if self.interaction_ns is None else self.interaction_ns.shape[1]
 
+    @property
+    def delay_ns(self) -> I64:
+        """`transfer_ns`, whether there is any or not."""
+        return np.zeros(len(self.edges), np.int64) if self.transfer_ns is None else self.transfer_ns
+
     def check(self) -> None:
         """Refuse arrays that do not fit each other.
 

@@ -88,12 +88,11 @@ def _swept_ns(pipeline: Pipeline) -> int | None:
     joined, first = Operations.joined(pipeline.operations), np.cumsum([0, *map(len, pipeline.operations)])
     microbatch, source, target = pipeline.edges.T
     cell = joined.chunk * pipeline.forward_ns.shape[1] + joined.microbatch
-    delay = np.zeros(len(pipeline.edges), np.int64) if pipeline.transfer_ns is None else pipeline.transfer_ns
     found = makespan_of_lists(
         Lists(joined.kind, cell, first, pipeline.stage),
         pipeline.forward_ns,
         pipeline.backward_ns,
-        Edges(microbatch, source, target, delay),
+        Edges(microbatch, source, target, pipeline.delay_ns),
     )
     return None if found == STUCK else found
 
