@@ -51,9 +51,7 @@ def timeline(spec: JobSpec, plan: ArrangedStep) -> PlannedTimeline:
     return PlannedTimeline(nodes, pipeline, run_phases(phases, forward, backward, held, transfers))
 
 
-def run_phases(
-    phases: Sequence[Operations], forward: I64, backward: I64, held: I64, transfers: I64 | None = None
-) -> Timeline:
+def run_phases(phases: Sequence[Operations], forward: I64, backward: I64, held: I64, transfers: I64) -> Timeline:
     """What happens when.
 
     Args:
@@ -61,8 +59,7 @@ def run_phases(
         forward: int64 [ranks, modules, microbatches], nanoseconds.
         backward: the same of the backward passes.
         held: the same in bytes, from a forward to its backward; without one until the forward ends.
-        transfers: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes; 0
-            without them.
+        transfers: int64 [phases], nanoseconds before the first pass of each phase in which no rank computes.
     """
     operations = Operations.joined(phases)
     times = pass_times(operations, forward, backward)
@@ -70,7 +67,7 @@ def run_phases(
     own = np.arange(ranks) * length
     start, cause = np.empty_like(times), own[:, None] + np.arange(-1, length - 1)
     now, first, before = 0, 0, np.full(ranks, -1, np.int64)
-    for phase, transfer in zip(phases, [0] * len(phases) if transfers is None else transfers.tolist(), strict=True):
+    for phase, transfer in zip(phases, transfers.tolist(), strict=True):
         arrived = np.where(np.arange(len(phase)) < first_pass(phase), 0, transfer)
         last = first + len(phase)
         ends = now + arrived + times[:, first:last].cumsum(axis=1)

@@ -121,7 +121,7 @@ def test_ranks_wait_at_every_barrier() -> None:
         assert found.busy_ns.tolist() == [21, 21]
         assert found.cause.tolist() == [[-1, 0, 1, 12, 3, 4, 5, 6, 7, 8], [-1, 10, 11, 12, 13, 14, 15, 16, 7, 18]]
         assert found.peak_bytes.tolist() == [110, 70]
-    assert run_phases(phases, forward, 2 * forward, held).bubble_ppm == 12 * 1_000_000 // 54
+    assert run_phases(phases, forward, 2 * forward, held, np.zeros(3, np.int64)).bubble_ppm == 12 * 1_000_000 // 54
 
 
 def test_what_a_generator_holds_comes_on_top_of_encoder_and_backbone() -> None:
@@ -129,9 +129,10 @@ def test_what_a_generator_holds_comes_on_top_of_encoder_and_backbone() -> None:
     times = np.ones((1, 3, 2), np.int64)
     held = np.array([[[1_000, 9_000], [10, 20], [3, 4]]])
     phases = step_phases(job.spec.execution, 2, 2)
-    assert run_phases(phases, times, times, held).peak_bytes.tolist() == [9_000]
+    at_once = np.zeros(len(phases), np.int64)
+    assert run_phases(phases, times, times, held, at_once).peak_bytes.tolist() == [9_000]
     held[0, 0] = 1
-    assert run_phases(phases, times, times, held).peak_bytes.tolist() == [34]
+    assert run_phases(phases, times, times, held, at_once).peak_bytes.tolist() == [34]
 
 
 @dataclass
