@@ -12,12 +12,12 @@ from benchmarks.rows import Row
 from dataserver.planning import I64
 from dataserver.planning.job.fields import SPECIAL_TOKENS
 from dataserver.planning.job.identity import Job, parse_job
-from dataserver.planning.layouts.grouped.baselines import (
+from dataserver.planning.layouts.grouped.compositions import group_compositions
+from dataserver.planning.layouts.grouped.homogeneous import (
     best_homogeneous_plan,
     homogeneous_plan,
     searched_homogeneous_plan,
 )
-from dataserver.planning.layouts.grouped.compositions import group_compositions
 from dataserver.planning.layouts.grouped.search import chunk_bounds
 from dataserver.planning.layouts.grouped.sequence_plan import plan_groups
 from dataserver.planning.planner import plan_step

@@ -9,13 +9,13 @@ from types import MappingProxyType
 import numpy as np
 
 from dataserver.planning import I64
-from dataserver.planning.layouts.grouped.baselines import (
+from dataserver.planning.layouts.grouped.compositions import group_compositions
+from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.homogeneous import (
     best_homogeneous_plan,
     homogeneous_plan,
     searched_homogeneous_plan,
 )
-from dataserver.planning.layouts.grouped.compositions import group_compositions
-from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.options import GroupPolicy
 from dataserver.planning.layouts.grouped.search import Budget
 from dataserver.planning.layouts.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups

@@ -14,14 +14,14 @@ from planning_rows.flexsp_milp import solve, solve_chunk
 from planning_rows.flexsp_profiles import A100_CLUSTER, PROFILES, group_costs, usable_lengths
 
 from dataserver.planning import I64
-from dataserver.planning.layouts.grouped.baselines import (
+from dataserver.planning.layouts.grouped.batch import Batch
+from dataserver.planning.layouts.grouped.compositions import group_compositions
+from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.homogeneous import (
     best_homogeneous_plan,
     homogeneous_plan,
     searched_homogeneous_plan,
 )
-from dataserver.planning.layouts.grouped.batch import Batch
-from dataserver.planning.layouts.grouped.compositions import group_compositions
-from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, assemble, plan_groups, sorted_batch
 
 A100 = group_costs(PROFILES["7b-192k"], A100_CLUSTER)

@@ -7,13 +7,13 @@ import pytest
 from planning.scattered import digest, numbers
 
 from dataserver.planning import I64
-from dataserver.planning.layouts.grouped.baselines import (
+from dataserver.planning.layouts.grouped.batch import UNLIMITED, Batch
+from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.homogeneous import (
     best_homogeneous_plan,
     homogeneous_plan,
     searched_homogeneous_plan,
 )
-from dataserver.planning.layouts.grouped.batch import UNLIMITED, Batch
-from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.policies import bounded_budget, compositions_text, halved
 from dataserver.planning.layouts.grouped.search import Budget, chunk_bounds
 from dataserver.planning.layouts.grouped.sequence_plan import SequenceGroup, SequencePlan, plan_groups

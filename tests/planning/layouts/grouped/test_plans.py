@@ -15,9 +15,9 @@ from dataserver.planning import I64
 from dataserver.planning.job.fields import ModuleKind
 from dataserver.planning.job.identity import Job, JobSpecError, parse_job
 from dataserver.planning.layouts.grouped import planner
-from dataserver.planning.layouts.grouped.baselines import homogeneous_plan
 from dataserver.planning.layouts.grouped.bounds import bound_ns
 from dataserver.planning.layouts.grouped.costs import GroupCosts
+from dataserver.planning.layouts.grouped.homogeneous import homogeneous_plan
 from dataserver.planning.layouts.grouped.options import GroupedOptions, GroupPolicy
 from dataserver.planning.layouts.grouped.policies import bounded_budget, is_quick, quick_plan
 from dataserver.planning.layouts.grouped.search import Budget

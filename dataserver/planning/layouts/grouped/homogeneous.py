@@ -1,17 +1,13 @@
 """Homogeneous plans to compare with: one degree for a whole batch (FlexSP, section 6.1)."""
 
-from bisect import bisect_left, insort
-
 import numpy as np
 
-from dataserver.planning import I64, yield_point
+from dataserver.planning import I64
+from dataserver.planning.balancing import plain
 from dataserver.planning.layouts.grouped.batch import Grouping
 from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.search import DEFAULT_BUDGET, Budget, search
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
-
-ITEMS_AT_ONCE = 256
-"""Sequences that best fit places between two yield points."""
 
 SPREAD_FROM = 16
 """Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
@@ -115,37 +111,20 @@ def _composition(costs: GroupCosts, degree: int) -> I64:
 
 def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts, fill_percent: int) -> I64:
     """The bin of each sequence, bin b being group b % per of microbatch b // per. int64 [n]."""
+    from dataserver.planning.kernels import packing
+
     limit = max(degree * costs.device_tokens * fill_percent // 100, int(lengths.max(initial=0)))
-    per = costs.num_devices // degree
-    groups = _best_fit(lengths, order, limit)
+    limit, per = min(limit, int(lengths.sum())), costs.num_devices // degree
+    bins = packing.best_fit(plain(lengths), order, limit)
+    by_bin = np.split(np.argsort(bins, kind="stable"), np.cumsum(np.bincount(bins))[:-1])
+    groups = [members.tolist() for members in by_bin]
     idle = -len(groups) % per
     _give_idle_groups_one(groups, idle)
     if idle and degree >= SPREAD_FROM:
         _share_evenly(groups[-per:], lengths.tolist(), limit)
-    bins = np.empty(len(lengths), np.int64)
     for b, members in enumerate(groups):
         bins[members] = b
     return bins
-
-
-def _best_fit(lengths: I64, order: I64, limit: int) -> list[list[int]]:
-    """The sequences of each bin, ascending; in `order` to the fullest that has room, the first of those."""
-    free: list[tuple[int, int]] = []
-    bins: list[list[int]] = []
-    for number, item in enumerate(order.tolist()):
-        if number % ITEMS_AT_ONCE == 0:
-            yield_point()
-        length = int(lengths[item])
-        at = bisect_left(free, (length, 0))
-        if at == len(free):
-            left, chosen = limit - length, len(bins)
-            bins.append([])
-        else:
-            left, chosen = free[at][0] - length, free[at][1]
-            del free[at]
-        bins[chosen].append(item)
-        insort(free, (left, chosen))
-    return [sorted(members) for members in bins]
 
 
 def _give_idle_groups_one(groups: list[list[int]], idle: int) -> None:
