@@ -218,9 +218,9 @@ def module_images(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> I6
     """
     first, end = samples.images_with(TASK_OF[module.kind])
     found = ranges(first, (end - first) * _handled(spec, module, samples))
-    if samples.image_modality is None:
-        return found
-    return found[samples.image_modality[found] == MODALITY_NUMBERS[module.reads]]
+    if samples.image_modality is not None:
+        found = found[samples.image_modality[found] == MODALITY_NUMBERS[module.reads]]
+    return found
 
 
 def _handled(spec: JobSpec, module: ModuleSpec, samples: StepSamples) -> Bool:

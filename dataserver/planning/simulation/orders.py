@@ -60,7 +60,7 @@ class OrderScorer:
         by_after = np.argsort(after, kind="stable")
         chained = np.concatenate([np.zeros(1, np.bool_), graph.follows[:-1]])
         return cls(
-            cell=graph.spread(cell_values(pipeline, *passes, None))[order],
+            cell=graph.spread(cell_values(pipeline, passes[0], passes[1], None))[order],
             previous=np.where(chained[order], number[order - 1], -1),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(after, minlength=len(order)))]),
             needs=before[by_after],

@@ -137,7 +137,10 @@ class ShardStatistics:
 
     def _of_shards(self, shards: slice | I64, lists_of: Callable[[Lists], Lists]) -> "ShardStatistics":
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ShardStatistics(**{n: lists_of(p) if isinstance(p, Lists) else p[shards] for n, p in parts.items()})
+        picked: dict[str, Any] = {
+            name: lists_of(part) if isinstance(part, Lists) else part[shards] for name, part in parts.items()
+        }
+        return ShardStatistics(**picked)
 
     def unlisted_pair_text(self) -> I64:
         """Most text tokens that a pair which is not listed may have; 0 where all are. int64 [s]."""
