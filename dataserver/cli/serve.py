@@ -112,7 +112,7 @@ def _serve(server: DataServer) -> None:
         ending.start()
         for count, _ in enumerate(iter(numbers, ENDED)):
             if count == 0:
-                server.drain(server.drain_grace_s)
+                server.drain(server.config.drain_grace_s)
             else:
                 server.cut()
         ending.join()  # a signal may have shown the end before `wake` has done with its socket

@@ -95,14 +95,15 @@ class DataServer:
         if config.otlp_endpoint is not None:
             collector = Collector.of(config.otlp_endpoint, insecure=config.insecure)
             self._recorder = recorder_to(collector, "disttrain-dataserver")
-        self._streams = Streams(config, self._metrics)
+        self.streams: Final = Streams(config, self._metrics)
         instance = secrets.token_bytes(INSTANCE_BYTES)
         channels = _to_peers(config, self.access) if config.peers else None
-        self._peers = None if channels is None else Peers(config.peers, instance, channels)
-        fetch = None if self._peers is None else PlanFetcher(self._peers, self._metrics.plan_found).fetch
-        if self._peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
-            BLOCKS.use_owners(PieceFetcher(self._peers))
-        self._jobs = JobRegistry(catalog, config, self._metrics, fetch, self._peers)
+        self.peers: Final = None if channels is None else Peers(config.peers, instance, channels)
+        """The other servers of the fleet; None where the configuration names none."""
+        fetch = None if self.peers is None else PlanFetcher(self.peers, self._metrics.plan_found).fetch
+        if self.peers is not None and any(dataset.reads_ahead for dataset in catalog.datasets.values()):
+            BLOCKS.use_owners(PieceFetcher(self.peers))
+        self.jobs: Final = JobRegistry(catalog, config, self._metrics, fetch, self.peers)
         self._health = health.HealthServicer()
         self._lock = threading.Lock()
         self._drainer: threading.Thread | None = None
@@ -119,16 +120,16 @@ class DataServer:
         self._admission = Admission(self._calls)
         self._gate = Gate(self.access)
         windows = default_window_bytes(catalog.datasets)
-        diagnostics = Diagnostics(config.cache_dir, windows, self.tls, self.access, self._peers)
+        diagnostics = Diagnostics(config.cache_dir, windows, self.tls, self.access, self.peers)
         options = (*_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
         self._grpc = grpc.server(self._calls, interceptors=[self._gate, self._admission], options=options)
         self._grpc.add_generic_rpc_handlers(
             (
-                service_handler(_DATA, DataService(self.access, self._streams, self._jobs, config, self._recorder)),
+                service_handler(_DATA, DataService(self.access, self.streams, self.jobs, config, self._recorder)),
                 service_handler(_ADMIN, AdminService(self.drain, self.metrics, diagnostics, self._failures)),
                 service_handler(
                     _PEER,
-                    PeerService(self.access, self._jobs, instance, lambda: self._streams.draining, self._recorder),
+                    PeerService(self.access, self.jobs, instance, lambda: self.streams.draining, self._recorder),
                     self._peer_calls,
                 ),
             )
@@ -137,26 +138,6 @@ class DataServer:
         enable_reflection(
             (_DATA.full_name, _ADMIN.full_name, _PEER.full_name, health.SERVICE_NAME), self._grpc, self._watches
         )
-
-    @property
-    def streams(self) -> Streams:
-        """The streams that are open."""
-        return self._streams
-
-    @property
-    def jobs(self) -> JobRegistry:
-        """The jobs that this server knows."""
-        return self._jobs
-
-    @property
-    def peers(self) -> Peers | None:
-        """The other servers of the fleet; None where the configuration names none."""
-        return self._peers
-
-    @property
-    def drain_grace_s(self) -> float:
-        """Seconds that streams get to end when it is told to."""
-        return self.config.drain_grace_s
 
     @property
     def has_ended(self) -> bool:
@@ -186,8 +167,8 @@ class DataServer:
         """The numbers of this server as the answer of GetMetrics."""
         return metrics_message(
             self._metrics,
-            self._streams,
-            self._jobs,
+            self.streams,
+            self.jobs,
             self.config,
             wanted_cores=0.0 if self._wanted is None else self._wanted.at(self._usage()),
             refused_calls=self.access.audit.refused,
@@ -213,7 +194,7 @@ class DataServer:
         if self.config.direct:
             tls = self.tls
             context = None if tls is None else lambda: tls.context
-            listen_for_data(self._streams.shared.direct, self.config, bound, context)
+            listen_for_data(self.streams.shared.direct, self.config, bound, context)
         if self.config.metrics_listen is not None:
             # With Prometheus' client and an HTTP server, which take twice as long to load as gRPC.
             from dataserver.serving.metrics_endpoint import MetricsEndpoint
@@ -226,8 +207,8 @@ class DataServer:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._wanted = CoresWanted(self._usage())
         self._grpc.start()
-        if self._peers is not None:
-            self._peers.start()
+        if self.peers is not None:
+            self.peers.start()
         return self.address
 
     def drain(self, grace_s: float) -> int:
@@ -236,7 +217,7 @@ class DataServer:
         Calling it again changes nothing. Returns the number of streams open at this call.
         """
         self._health.enter_graceful_shutdown()
-        open_streams = self._streams.drain()  # from here on the open streams only become fewer
+        open_streams = self.streams.drain()  # from here on the open streams only become fewer
         with self._lock:  # a signal, a Drain call and `stop` may come together: one of them starts the thread
             if self._drainer is None:
                 self._drainer = threading.Thread(target=self._end, args=(grace_s,), name="drain")
@@ -245,7 +226,7 @@ class DataServer:
 
     def cut(self) -> None:
         """Cut open streams off, so that a drain ends at once."""
-        self._streams.cut()
+        self.streams.cut()
 
     def stop(self) -> None:
         """End now, whatever is open, and wait until that is done."""
@@ -258,17 +239,17 @@ class DataServer:
         self._ended.wait()
 
     def _end(self, grace_s: float) -> None:
-        self._streams.wait_until_idle(grace_s)
+        self.streams.wait_until_idle(grace_s)
         # When a call ends, its callback closes its stream. Its thread may still be on its way out; nobody waits for it.
         # Nor for gRPC beyond twice the grace: it may wait for ever for a call that a client gave up as it was answered.
         self._grpc.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
-        self._streams.close()
+        self.streams.close()
         self._calls.shutdown(wait=False)
         self._watches.shutdown(wait=False)
         self._peer_calls.shutdown(wait=False)
-        if self._peers is not None:
+        if self.peers is not None:
             BLOCKS.use_owners(None)
-            self._peers.close()
+            self.peers.close()
         self._admission.close()
         self._gate.close()
         if self._health_port is not None:
