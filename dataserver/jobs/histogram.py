@@ -94,8 +94,8 @@ def size_histogram(
     """
     compiled, found = compile_filter(rules.filter) if rules.filter else None, Counted()
     for number, shard in enumerate(dataset.shards, 1):
-        columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
-        kept = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions, rules.metadata)
+        columns = columns_of(shard, rules)
+        kept = rows_left(shard, compiled, rules)
         picked = _picked(columns, kept, rules, seq_len, found.chats)
         _add(found, columns, picked, rules, with_texts)
         progress(number, len(dataset.shards))

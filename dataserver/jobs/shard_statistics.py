@@ -156,24 +156,18 @@ def _one_at_a_time(look: Callable[[], object]) -> Iterator[None]:
         _has_processes.release()
 
 
-def rows_left(
-    shard: Shard,
-    compiled: Filter | None,
-    quarantine: Quarantine | None,
-    tokenizer_digest: str,
-    captions: Captions = OWN_CAPTION,
-    metadata: Sequence[str] = (),
-) -> I64:
+def rows_left(shard: Shard, compiled: Filter | None, rules: Rules) -> I64:
     """The rows of a shard that filter, quarantine, transforms of metadata and the tokenizer leave. int64 [k].
 
     Raises:
         TokensMissingError: the shard is not counted for the tokenizer, or not transformed; names the command.
     """
-    failed = [shard.tokens.not_encodable(texts_key(tokenizer_digest, name)) for name in captions.names]
+    keys = [texts_key(rules.tokenizer_digest, name) for name in rules.captions.names]
+    failed = [shard.tokens.not_encodable(key) for key in keys]
     not_encodable = [rows for rows in failed if rows is not None]
-    if compiled is None and quarantine is None and not not_encodable and not metadata:
+    if compiled is None and rules.quarantine is None and not not_encodable and not rules.metadata:
         return _all_rows(shard.num_samples)
-    kept = shard.keep(compiled, quarantine, metadata)
+    kept = shard.keep(compiled, rules.quarantine, rules.metadata)
     for rows in not_encodable:
         kept &= ~rows
     return np.flatnonzero(kept)
@@ -187,17 +181,18 @@ def _all_rows(count: int) -> I64:
     return rows
 
 
-def columns_of(shard: Shard, tokenizer_digest: str, captions: Captions) -> ShardColumns:
+def columns_of(shard: Shard, rules: Rules) -> ShardColumns:
     """What the index and the token counts say of all samples of a shard.
 
     Raises:
         TokensMissingError: the shard is not counted for the tokenizer; names the command.
     """
-    sizes = shard.sizes()
+    sizes, captions = shard.sizes(), rules.captions
+    keys = [texts_key(rules.tokenizer_digest, name) for name in captions.names]
     if captions.are_chats:
-        return _chat_columns(shard, sizes, texts_key(tokenizer_digest, captions.names[0]))
+        return _chat_columns(shard, sizes, keys[0])
     text_offsets, tokens = sizes.text_offsets, None
-    counts = [shard.tokens.counts(texts_key(tokenizer_digest, name)) for name in captions.names]
+    counts = [shard.tokens.counts(key) for key in keys]
     text_tokens: NDArray[Any] = counts[0]
     if captions.are_drawn:  # the texts of a sample count as one
         tokens = np.stack([row_sums(found, text_offsets) for found in counts])
@@ -255,9 +250,9 @@ def _compute_all(task: tuple[Sequence[Shard], Rules]) -> list[ShardStatistics]:
 
 
 def _compute(shard: Shard, rules: Rules, compiled: Filter | None) -> ShardStatistics:
-    row = rows_left(shard, compiled, rules.quarantine, rules.tokenizer_digest, rules.captions, rules.metadata)
+    row = rows_left(shard, compiled, rules)
     null_drops = 0 if compiled is None else shard.dropped_for_nulls(compiled, rules.metadata)
-    columns = columns_of(shard, rules.tokenizer_digest, rules.captions)
+    columns = columns_of(shard, rules)
     if columns.caption_tokens is not None and not rules.longest:
         columns = replace(columns, text_tokens=rules.captions.expected(columns.caption_tokens))
     try:

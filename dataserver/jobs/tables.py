@@ -72,8 +72,8 @@ class ShardTables:
         self._stream_id, self.stream = stream_id, stream
         self._datasets = datasets
         self.seen = [None] * len(datasets) if seen is None else seen
-        self._metadata = list(map(metadata_keys, stream.datasets))
-        self._filters = list(map(_compile, stream.datasets, datasets, self._metadata))
+        self._rules = [rules_of(stream, *of) for of in zip(stream.datasets, datasets, strict=True)]
+        self._filters = list(map(_compile, stream.datasets, datasets, self._rules))
         self._cache = cache
         self._warned = False
 
@@ -178,24 +178,19 @@ class ShardTables:
         Raises:
             TokensMissingError: the shard is not rendered by the job's template; names the command.
         """
-        row, columns, captions = self._rows(dataset, shard)
-        fitted = fit_chats(self.stream.sizing, self.stream.seq_len, columns, cut_at_turn=captions.cut_at_turn)
+        row, columns, rules = self._rows(dataset, shard)
+        fitted = fit_chats(self.stream.sizing, self.stream.seq_len, columns, cut_at_turn=rules.captions.cut_at_turn)
         row = row[fitted.lengths[row] > self.stream.seq_len]
         return LongChats(row, fitted.lengths[row], fitted.fits[row])
 
     def _load(self, dataset: int, shard: int) -> ShardTable:
-        row, columns, captions = self._rows(dataset, shard)
-        split = Split.of(self.stream, self.stream.datasets[dataset])
-        return size_rows(self.stream, columns, row, self.where(dataset, shard), captions, split)
+        row, columns, rules = self._rows(dataset, shard)
+        return size_rows(self.stream, columns, row, self.where(dataset, shard), rules.captions, rules.split)
 
-    def _rows(self, dataset: int, shard: int) -> tuple[I64, ShardColumns, Captions]:
-        """The rows of a shard that are left, what its index says of all, and the captions of its dataset."""
-        opened = self._datasets[dataset]
-        source = opened.shards[shard]
-        quarantine = opened.quarantine if self.stream.datasets[dataset].quarantine else None
-        digest, captions = self.stream.tokenizer.digest, Captions.of(self.stream.datasets[dataset])
-        row = rows_left(source, self._filters[dataset], quarantine, digest, captions, self._metadata[dataset])
-        return row, columns_of(source, digest, captions), captions
+    def _rows(self, dataset: int, shard: int) -> tuple[I64, ShardColumns, Rules]:
+        """The rows of a shard that are left, what its index says of all, and the rules of its dataset."""
+        source, rules = self._datasets[dataset].shards[shard], self._rules[dataset]
+        return rows_left(source, self._filters[dataset], rules), columns_of(source, rules), rules
 
 
 def rules_of(stream: Stream, spec: DatasetSpec, dataset: Dataset) -> Rules:
@@ -233,13 +228,13 @@ def _gathered(order: WindowOrder, span: Span, table: Table, slices: Slices, numb
     return gather_window(order, span, map(table, span.shards))
 
 
-def _compile(spec: DatasetSpec, dataset: Dataset, metadata: Sequence[str]) -> Filter | None:
-    if not spec.filter:
+def _compile(spec: DatasetSpec, dataset: Dataset, rules: Rules) -> Filter | None:
+    if not rules.filter:
         return None
     try:
-        compiled = compile_filter(spec.filter)
+        compiled = compile_filter(rules.filter)
         # Each shard's own is checked again when it is used; files that transforms left are not all opened for that.
-        compiled.check([dataset.shards[0].derived(metadata)] if metadata else dataset.shards)
+        compiled.check([dataset.shards[0].derived(rules.metadata)] if rules.metadata else dataset.shards)
     except FilterError as error:
         raise FilterError(f"dataset {spec.name}: {error}") from error
     return compiled

@@ -61,8 +61,8 @@ def test_they_are_findings_where_the_rules_say_so(tmp_path: Path, words: Tokeniz
     dataset = Dataset.open(folder)
     shard = dataset.shards[0]
     left = [0, 2, *range(4, 304)]
-    assert rows_left(shard, None, None, words.digest).tolist() == left
-    assert rows_left(shard, None, None, bytes_.digest).tolist() == list(range(304))
+    assert rows_left(shard, None, Rules(words.digest, Sizing())).tolist() == left
+    assert rows_left(shard, None, Rules(bytes_.digest, Sizing())).tolist() == list(range(304))
     assert [shard.document(row, words.digest).texts[0].tolist() for row in left[:3]] == [[0, 1], [1], [0]]
     statistics = compute_statistics(dataset.shards, Rules(words.digest, Sizing()), workers=1)
     assert [n for found in statistics for n in found.samples.tolist()] == [302, 1]
