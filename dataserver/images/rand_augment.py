@@ -6,7 +6,7 @@ fractions, so that they are alike on all machines.
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -21,97 +21,61 @@ _FILTERS: Final = {
 }
 
 
+Apply = Callable[[Image.Image, Fraction, RandAugment], Image.Image]
+"""Takes an image, the magnitude with its sign, and the options; returns an image of the same size."""
+
+
 class Operation(NamedTuple):
     """One of the operations that RandAugment draws from."""
 
-    apply: Callable[[Image.Image, Fraction, RandAugment], Image.Image]
-    """Takes an image, the magnitude with its sign, and the options; returns an image of the same size."""
+    apply: Apply
     most: Fraction = Fraction(0)
     """The strongest magnitude; the weakest one is 0."""
     is_signed: bool = False
     """Whether half of the images have the negative magnitude."""
 
 
-def _mapped(image: Image.Image, matrix: tuple[float, ...], options: RandAugment) -> Image.Image:
-    """The image whose pixel (x, y) is what lies at matrix * (x, y, 1)."""
-    how = _FILTERS[options.interpolation]
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, how, fillcolor=options.fill)
+def _mapped(matrix: Callable[[Image.Image, Fraction], tuple[float, ...]]) -> Apply:
+    """Makes an image whose pixel (x, y) is what lies at matrix * (x, y, 1)."""
+
+    def apply(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
+        how = _FILTERS[options.interpolation]
+        of = matrix(image, magnitude)
+        return image.transform(image.size, Image.Transform.AFFINE, of, how, fillcolor=options.fill)
+
+    return apply
 
 
-def _identity(image: Image.Image, _magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return image
-
-
-def _shear_x(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
-    return _mapped(image, (1, float(magnitude), 0, 0, 1, 0), options)
-
-
-def _shear_y(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
-    return _mapped(image, (1, 0, 0, float(magnitude), 1, 0), options)
-
-
-def _translate_x(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
-    return _mapped(image, (1, 0, -int(magnitude * image.width), 0, 1, 0), options)
-
-
-def _translate_y(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
-    return _mapped(image, (1, 0, 0, 0, 1, -int(magnitude * image.height)), options)
+def _enhanced(kind: Callable[[Image.Image], Any]) -> Apply:
+    return lambda image, magnitude, _: kind(image).enhance(float(1 + magnitude))
 
 
 def _rotate(image: Image.Image, magnitude: Fraction, options: RandAugment) -> Image.Image:
     return image.rotate(float(magnitude), _FILTERS[options.interpolation], fillcolor=options.fill)
 
 
-def _brightness(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(float(1 + magnitude))
-
-
-def _color(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(float(1 + magnitude))
-
-
-def _contrast(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(float(1 + magnitude))
-
-
-def _sharpness(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(float(1 + magnitude))
-
-
-def _posterize(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageOps.posterize(image, 8 - round(magnitude))
-
-
 def _solarize(image: Image.Image, magnitude: Fraction, _options: RandAugment) -> Image.Image:
     return ImageOps.solarize(image, float(255 - magnitude))  # type: ignore[arg-type]  # compares with it alone
-
-
-def _auto_contrast(image: Image.Image, _magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageOps.autocontrast(image)
-
-
-def _equalize(image: Image.Image, _magnitude: Fraction, _options: RandAugment) -> Image.Image:
-    return ImageOps.equalize(image)
 
 
 _SHEAR: Final = Fraction(3, 10)
 _TRANSLATION: Final = Fraction(150, 331)
 _ENHANCEMENT: Final = Fraction(9, 10)
 OPERATIONS: Final = (
-    Operation(_identity),
-    Operation(_shear_x, _SHEAR, is_signed=True),
-    Operation(_shear_y, _SHEAR, is_signed=True),
-    Operation(_translate_x, _TRANSLATION, is_signed=True),
-    Operation(_translate_y, _TRANSLATION, is_signed=True),
+    Operation(lambda image, _, __: image),
+    Operation(_mapped(lambda _, shear: (1, float(shear), 0, 0, 1, 0)), _SHEAR, is_signed=True),
+    Operation(_mapped(lambda _, shear: (1, 0, 0, float(shear), 1, 0)), _SHEAR, is_signed=True),
+    Operation(_mapped(lambda image, share: (1, 0, -int(share * image.width), 0, 1, 0)), _TRANSLATION, is_signed=True),
+    Operation(_mapped(lambda image, share: (1, 0, 0, 0, 1, -int(share * image.height))), _TRANSLATION, is_signed=True),
     Operation(_rotate, Fraction(30), is_signed=True),
-    Operation(_brightness, _ENHANCEMENT, is_signed=True),
-    Operation(_color, _ENHANCEMENT, is_signed=True),
-    Operation(_contrast, _ENHANCEMENT, is_signed=True),
-    Operation(_sharpness, _ENHANCEMENT, is_signed=True),
-    Operation(_posterize, Fraction(4)),
+    Operation(_enhanced(ImageEnhance.Brightness), _ENHANCEMENT, is_signed=True),
+    Operation(_enhanced(ImageEnhance.Color), _ENHANCEMENT, is_signed=True),
+    Operation(_enhanced(ImageEnhance.Contrast), _ENHANCEMENT, is_signed=True),
+    Operation(_enhanced(ImageEnhance.Sharpness), _ENHANCEMENT, is_signed=True),
+    Operation(lambda image, magnitude, _: ImageOps.posterize(image, 8 - round(magnitude)), Fraction(4)),
     Operation(_solarize, Fraction(255)),
-    Operation(_auto_contrast),
-    Operation(_equalize),
+    Operation(lambda image, _, __: ImageOps.autocontrast(image)),
+    Operation(lambda image, _, __: ImageOps.equalize(image)),
 )
 """Operations in the order in which they are drawn from, which is torchvision's."""
 
