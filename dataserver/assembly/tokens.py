@@ -13,6 +13,7 @@ import numpy as np
 from dataserver.assembly.hugging_face import I32, HuggingFaceTokenizer, TokenizerError, read_bounded
 from dataserver.assembly.sentence_piece import SentencePieceTokenizer
 from dataserver.assembly.tiktoken_ranks import TiktokenTokenizer, is_ranks, read_ranks
+from dataserver.dataset import TextTokenizer
 from dataserver.planning.job.fields import SPECIAL_TOKENS, TokenizerSpec
 
 BYTES: Final = "bytes"
@@ -21,31 +22,12 @@ _BEGIN_BYTES: Final = 4096
 """What tells kinds of files apart."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(TextTokenizer, Protocol):
     """Turns text into token ids; may be called from several threads."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tokenizer, by which jobs ask for it."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256, hexadecimal, of what defines it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """All ids lie below it."""
 
     @property
     def from_text(self) -> frozenset[int]:
         """Ids that texts may have."""
-
-    def encode_all(self, texts: list[str]) -> list[I32]:
-        """Return int32 [tokens] of each text, without special tokens.
-
-        Raises:
-            TokenizingError: it cannot encode one of them.
-        """
 
 
 class ByteTokenizer:

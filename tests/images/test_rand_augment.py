@@ -26,7 +26,11 @@ PIXELS = np.asarray(ASTRONAUT)[60:160, 150:281]
 STEP, BINS = 12, 31
 SHARE = STEP / (BINS - 1)
 Pixels = NDArray[Any]
-NAMES = [operation.apply.__name__[1:] for operation in OPERATIONS]
+NAMES = [
+    *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast"),
+    *("sharpness", "posterize", "solarize", "auto_contrast", "equalize"),
+]
+"""Of the operations, in the order of torchvision's."""
 
 
 def word_of(name: str, *, is_negative: bool = False) -> int:

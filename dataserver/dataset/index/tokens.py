@@ -70,11 +70,11 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the tokenizer, for messages."""
+        """Name of the tokenizer, by which jobs ask for it."""
 
     @property
     def digest(self) -> str:
-        """Identifies the tokenizer in a job."""
+        """SHA-256, hexadecimal, of what defines it, which identifies it in a job."""
 
     @property
     def vocab_size(self) -> int:
