@@ -30,7 +30,7 @@ from benchmarks.stored_rivals import RIVALS, rows_beside_rivals, store_of
 from loaders.installing import install
 
 from dataserver.dataset import BLOCK_BYTES, BLOCKS, BlockKey, Blocks, Dataset, ImageRef, Piece, Source, build_index
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.images import ImageShape, decode_patches
 from dataserver.jobs.read_ahead import ReadAhead
 from dataserver.planning.job.fields import Sizing
@@ -39,7 +39,7 @@ from dataserver.planning.stream.grids import patch_grid
 from dataserver.planning.stream.order import StreamOrder
 from dataserver.planning.stream.samples import ROW_BITS, ShardTable
 from dataserver.planning.stream.sliding import PARTS
-from dataserver.serving.block_cache import needed_bytes
+from dataserver.serving.block_cache_config import needed_bytes
 
 WINDOW: Final = 8
 """Shards that are mixed, as a job's `shuffle_window`."""

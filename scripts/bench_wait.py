@@ -37,7 +37,7 @@ from dataserver.assembly import prepare_view, total_bytes, view_tensors
 from dataserver.jobs import Catalog, JobPlanner, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.planning.plan.views import view_plan
-from dataserver.serving.block_cache import needed_bytes, window_bytes
+from dataserver.serving.block_cache_config import needed_bytes, window_bytes
 from dataserver.serving.config import load_config
 from trainclient.client import DataClient
 from trainclient.stream.reader import PREFETCH_BYTES

@@ -44,8 +44,8 @@ from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
-from trainclient.training.stack import is_ours
 from trainclient.training.streams import Streams
+from trainclient.training.traceback_frames import is_ours
 
 UPLOADS: Final = Path(trainclient.upload.__file__)
 META: Final = torch.device("meta")

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 from benchmarks.range_server import State, range_server
 
-from dataserver.dataset.storage import mirror, registry
+from dataserver.dataset.storage import index_mirror, registry
 from dataserver.dataset.storage.blocks import BLOCKS, DEFAULT_MEMORY_BYTES
 from dataserver.planning.kernels.cache import user_cache
 
@@ -41,7 +41,7 @@ def ask(url: str, method: str, data: bytes | None = None, headers: Mapping[str, 
 
 def forget_stores() -> None:
     """Let clients be made anew, with the environment as it is then, and hold no blocks."""
-    mirror.index_root.cache_clear()
+    index_mirror.index_root.cache_clear()
     for storage in registry.REMOTE.values():
         storage._stores.clear()
     BLOCKS.configure(DEFAULT_MEMORY_BYTES)

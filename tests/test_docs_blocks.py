@@ -21,7 +21,7 @@ from trainclient.checkpoint.export import ExportConfig
 from trainclient.orchestrate.command import Orchestrate
 from trainclient.orchestrate.profile_command import ProfileOptions
 from trainclient.training.config import TrainConfig, validate_config
-from trainclient.training.memory_config import SHOWN, MemoryConfig
+from trainclient.training.memory_command_config import SHOWN, MemoryConfig
 
 RUN = {
     "docs/start.md": ["dataserver index", "dataserver plan"],

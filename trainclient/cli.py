@@ -22,8 +22,8 @@ from dataserver.flags import one_line, parse
 from trainclient.report import USER_ERROR, report
 from trainclient.stream.errors import ClientError
 from trainclient.training.config import Config, TrainConfig, checked, describe, load_config, validated
+from trainclient.training.config_base import AS_WRITTEN, options_of
 from trainclient.training.jobs import prepare
-from trainclient.training.options import AS_WRITTEN, options_of
 
 USAGE = """usage: trainclient train --job JOB.yaml --servers HOST:PORT,... [OPTIONS]
        trainclient export --checkpoint FOLDER --output FOLDER [--module NAME] [OPTIONS]
@@ -107,12 +107,12 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _memory(arguments: Sequence[str]) -> int:
-    from trainclient.training.memory_config import SHOWN, MemoryConfig
+    from trainclient.training.memory_command_config import SHOWN, MemoryConfig
 
     config = _parse(arguments, MemoryConfig, SHOWN, "memory", MEMORY)
     memory_bytes = config.memory_bytes
     jobs, topology = prepare(config)
-    from trainclient.training.memory import as_yaml, needs
+    from trainclient.training.memory_need import as_yaml, needs
     from trainclient.training.models import Models
 
     process.imports_are_over()

@@ -20,7 +20,7 @@ from dataserver.dataset import usable_memory
 from dataserver.images import silence_pillow_warnings
 from dataserver.jobs import Catalog
 from dataserver.planning.kernels import cache as kernel_cache
-from dataserver.serving.block_cache import configure_blocks, start_remark
+from dataserver.serving.block_cache_config import configure_blocks, start_remark
 from dataserver.serving.budgets import Budgets, remark
 from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.descriptors import allow_many_descriptors

@@ -67,9 +67,9 @@ from dataserver.dataset.shards.conversations import IMAGE_KIND, MEDIA_NAMES
 from dataserver.dataset.shards.parts import IMAGE, TEXT, Scalar
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.blocks import BLOCKS, Blocks
+from dataserver.dataset.storage.index_mirror import publish
 from dataserver.dataset.storage.io_threads import IoThreads
-from dataserver.dataset.storage.mirror import publish
-from dataserver.dataset.storage.needs import NEEDED_S
+from dataserver.dataset.storage.needed_blocks import NEEDED_S
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source
 from dataserver.dataset.storage.retries import gave_up
 from dataserver.dataset.storage.urls import is_url, location

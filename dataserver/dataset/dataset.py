@@ -29,7 +29,7 @@ from dataserver.dataset.shard import ImageRef, Shard
 from dataserver.dataset.shard_tokens import TokenizedDocument
 from dataserver.dataset.shards.captions import COLUMN_PREFIX, OWN
 from dataserver.dataset.shards.listing import ShardFile, index_folder, list_shards
-from dataserver.dataset.storage.mirror import pull
+from dataserver.dataset.storage.index_mirror import pull
 from dataserver.dataset.storage.pieces import BlockKey, Piece, Source
 from dataserver.dataset.storage.urls import location
 from dataserver.images import MAX_IMAGE_BYTES

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from dataserver.images.bmp import refusal as bmp_refusal
+from dataserver.images.bmp_refusal import refusal as bmp_refusal
 from dataserver.images.jpeg import complete as complete_jpeg
 from dataserver.images.jpeg import is_whole as is_whole_jpeg
 from dataserver.images.jpeg import upright_size as jpeg_size
@@ -19,7 +19,7 @@ from dataserver.images.libtiff import silence
 from dataserver.images.png import SIGNATURE, without_pixels
 from dataserver.images.png import complete as complete_png
 from dataserver.images.png import is_whole as is_whole_png
-from dataserver.images.tiff import refusal as tiff_refusal
+from dataserver.images.tiff_refusal import refusal as tiff_refusal
 from dataserver.images.truncation import Completed, Size
 from dataserver.images.unsupported_formats import other_format
 from dataserver.images.webp import canvas_size as webp_canvas

@@ -28,10 +28,10 @@ from dataserver.planning.job.spec import SUPPORTED_PLAN_VERSIONS
 from dataserver.planning.plan.naming import counted
 from dataserver.serving.access import Access
 from dataserver.serving.config import ServerConfig
-from dataserver.serving.descriptions import describe_samples
 from dataserver.serving.errors import DataServiceError, invalid_request
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 from dataserver.serving.registry import JobRegistry, ServedJob
+from dataserver.serving.sample_descriptions import describe_samples
 from dataserver.serving.stream.source import ViewSource
 from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
 from dataserver.serving.stream.streams import Streams

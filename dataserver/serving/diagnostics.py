@@ -15,7 +15,7 @@ from dataserver.fleet.build import build_id
 from dataserver.fleet.membership import Peers
 from dataserver.security import certificates_in
 from dataserver.serving.access import Access
-from dataserver.serving.block_cache import needed_bytes
+from dataserver.serving.block_cache_config import needed_bytes
 from dataserver.serving.tls import ServerTls
 
 _UNLIMITED: Final = 1 << 63

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from dataserver.serving.admission import CallPool, Pooled
+from dataserver.serving.call_admission import CallPool, Pooled
 from dataserver.serving.errors import abort, invalid_request, service_error
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
 

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from dataserver.serving.admission import CallPool
+from dataserver.serving.call_admission import CallPool
 from dataserver.serving.handlers import standard_handler
 
 PACKAGE: Final = "grpc.reflection.v1"

@@ -12,7 +12,7 @@ from dataserver.dataset import Dataset, LruCache
 from dataserver.fleet.membership import Peers
 from dataserver.jobs import Catalog, FairScheduler, Fetch, IsCancelled, JobCache, JobPlanner, SingleFlightCache
 from dataserver.planning.job.identity import Job
-from dataserver.serving.block_cache import job_remark
+from dataserver.serving.block_cache_config import job_remark
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.metrics import Metrics, Stage

@@ -19,9 +19,9 @@ from dataserver.jobs import Catalog
 from dataserver.security import PEERS_TOKEN, Channels, Credentials, SecurityError
 from dataserver.serving.access import Access, Gate
 from dataserver.serving.admin_service import AdminService
-from dataserver.serving.admission import Admission, CallPool
 from dataserver.serving.binding import bind_grpc
-from dataserver.serving.block_cache import default_window_bytes
+from dataserver.serving.block_cache_config import default_window_bytes
+from dataserver.serving.call_admission import Admission, CallPool
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.data_port import listen_for_data
 from dataserver.serving.data_service import DataService
@@ -29,7 +29,7 @@ from dataserver.serving.descriptors import max_connections
 from dataserver.serving.diagnostics import Diagnostics
 from dataserver.serving.errors import load_details
 from dataserver.serving.handlers import service_handler, standard_handler
-from dataserver.serving.health import HEALTH, NO_SERVICE, HealthPort
+from dataserver.serving.health_port import HEALTH, NO_SERVICE, HealthPort
 from dataserver.serving.limits import MAX_TRANSPORT_BYTES
 from dataserver.serving.metrics import Metrics, usage_of
 from dataserver.serving.metrics_message import failures_message, metrics_message

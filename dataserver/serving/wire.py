@@ -15,7 +15,7 @@ from dataserver.planning.plan.plan import Routing, StepPlan
 from dataserver.planning.plan.views import ViewPlan, aligned
 from dataserver.serving.errors import DataServiceError
 from dataserver.serving.limits import MAX_MESSAGE_BYTES
-from dataserver.serving.memory import Buffer
+from dataserver.serving.stream_memory import Buffer
 from dataserver.serving.transport.interface import EncodedMicrobatch
 
 _DTYPES = {

@@ -27,7 +27,7 @@ from trainclient.topology.process_groups import Groups
 from trainclient.training import loop
 from trainclient.training.config import ProfileConfig
 from trainclient.training.profiling import StepProfiler
-from trainclient.training.stack import is_ours
+from trainclient.training.traceback_frames import is_ours
 
 WATCH: Final = "DISTTRAIN_WATCH"
 COUNTERS: Final = (

@@ -27,7 +27,7 @@ IMPORTED = [
     *(f"dataserver.planning.layouts.{kind}.layout" for kind in ("pipelined", "colocated", "grouped", "contrastive")),
     "torch._dynamo",  # the first optimizer would import it
     "trainclient.cli",
-    "trainclient.training.control",
+    "trainclient.training.control_channel",
     "trainclient.training.launch",
     "trainclient.training.worker",
 ]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.shared_memory import SharedMemoryTransport
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 from trainclient.stream import shared_memory

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from trainclient.exchange.all_to_all import _GroupCollectiveWork
 from trainclient.exchange.communicators import GroupP2P, Message, _GroupSend, _GroupWork
 from trainclient.exchange.host_staging import HostStaging
-from trainclient.exchange.rank_errors import RankLostError, translate_rank_errors
+from trainclient.exchange.lost_ranks import RankLostError, translate_rank_errors
 
 CPU = torch.device("cpu")
 

@@ -28,7 +28,7 @@ from stores import SECRET, no_stores, stores
 
 from dataserver.assembly import load_tokenizer
 from dataserver.dataset import BLOCKS, build_index, count_tokens
-from dataserver.dataset.storage import buckets, http_client, retries
+from dataserver.dataset.storage import bucket_client, http_client, retries
 from dataserver.jobs import Catalog, fill_job
 from dataserver.planning.job.identity import Job, parse_job
 from dataserver.serving import registry
@@ -43,7 +43,7 @@ __all__ = ["no_stores", "stores"]
 Stores = tuple[State, str]
 GONE_S = 3.0
 PATIENT = Timeouts(give_up=180)
-HURRIED = ((http_client, "BASE_S", 2.0), (buckets, "REQUEST_S", 2.0), (retries, "PATIENCE_S", 4.0))
+HURRIED = ((http_client, "BASE_S", 2.0), (bucket_client, "REQUEST_S", 2.0), (retries, "PATIENCE_S", 4.0))
 """What an answer may take, and all answers to one request together, where a test waits for both."""
 LONGEST_S = 400.0
 """Of a stream over a store that drips, with the patience that servers have."""

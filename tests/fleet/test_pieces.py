@@ -22,7 +22,7 @@ from stores import no_stores, stores
 from dataserver.cli import main
 from dataserver.dataset import Dataset
 from dataserver.dataset.storage.blocks import Blocks
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import BlockKey, Piece
 from dataserver.dataset.storage.registry import remote_storage
 from dataserver.dataset.storage.urls import Url

@@ -20,7 +20,7 @@ from dataserver.serving import budgets as budgets_module
 from dataserver.serving import config as config_module
 from dataserver.serving.budgets import PROCESS_BYTES, Budgets, budgets, microbatch_bytes, remark
 from dataserver.serving.config import load_config
-from dataserver.serving.memory import ByteBudget
+from dataserver.serving.stream_memory import ByteBudget
 
 MIB = 1 << 20
 GIB = 1 << 30

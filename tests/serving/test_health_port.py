@@ -17,7 +17,7 @@ from serving.harness import TIMEOUT_S, running
 from dataserver.addresses import joined
 from dataserver.security import Credentials
 from dataserver.serving.config import ConfigError, load_config
-from dataserver.serving.health import HealthPort
+from dataserver.serving.health_port import HealthPort
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

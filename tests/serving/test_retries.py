@@ -4,7 +4,7 @@ import pytest
 
 from dataserver.assembly import UnreadableError
 from dataserver.dataset.errors import ShardReadError
-from dataserver.dataset.storage.clients import UnavailableError
+from dataserver.dataset.storage.client_interface import UnavailableError
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.assembly import READ_ATTEMPTS, with_retries
 

@@ -17,7 +17,7 @@ import pytest
 from disttrain.v1 import data_service_pb2 as pb
 from serving.harness import TIMEOUT_S, large_job, running
 
-from dataserver.serving.memory import Account, BufferPool, ByteBudget, size_class
+from dataserver.serving.stream_memory import Account, BufferPool, ByteBudget, size_class
 from dataserver.serving.transport import shared_memory, shared_memory_listener
 from dataserver.serving.transport.interface import Memory
 from dataserver.serving.transport.shared_memory import MAX_IDLE, MAX_SHARED, MIN_SHARED_BYTES, SharedMemoryTransport

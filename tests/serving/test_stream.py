@@ -13,11 +13,11 @@ from disttrain.v1.data_service_pb2 import EndOfStream
 from serving.harness import TIMEOUT_S
 
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Stage
 from dataserver.serving.stream.fair_pool import FairPool
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.stream import MicrobatchStream
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory

@@ -16,13 +16,13 @@ from serving.harness import TIMEOUT_S
 
 from dataserver.dataset import ShardReadError
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream import assembly
 from dataserver.serving.stream.assembly import Assembly, with_retries
 from dataserver.serving.stream.preparing import MAX_AHEAD
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.stream import MicrobatchStream, StreamOptions
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.direct import FIELD
 from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import GrpcTransport

@@ -20,8 +20,8 @@ from stores import no_stores, stores
 
 from dataserver.assembly import Coming, UnreadableError
 from dataserver.dataset import BLOCKS, ShardReadError
-from dataserver.dataset.storage import buckets, retries
-from dataserver.dataset.storage.clients import UnavailableError
+from dataserver.dataset.storage import bucket_client, retries
+from dataserver.dataset.storage.client_interface import UnavailableError
 from dataserver.planning.stream.sliding import PARTS
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.assembly import Assembly
@@ -187,7 +187,7 @@ def test_bytes_of_a_store_are_freed_with_their_microbatch(fails: bool) -> None:
 def test_a_store_that_hangs_holds_no_stream_of_others_up(
     stores: tuple[State, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "READ_S", SILENCE_S)
+    monkeypatch.setattr(bucket_client, "READ_S", SILENCE_S)
     state, folder = stores[0], index(write_pairs(tmp_path / "pairs", 32, 4))
     state.put_folder("/bucket/hanging", folder)
     url = index(Path("s3://bucket/hanging"))

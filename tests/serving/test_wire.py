@@ -13,11 +13,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from dataserver.addresses import joined, split_address
 from dataserver.assembly import TensorSpec
-from dataserver.serving import admission, data_service, registry, server, wire
+from dataserver.serving import call_admission, data_service, registry, server, wire
 from dataserver.serving.config import ConfigError, ServerConfig, load_config
 from dataserver.serving.errors import MAX_TEXT_BYTES, DataServiceError, _cut
-from dataserver.serving.memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.registry import StepTimesLog
+from dataserver.serving.stream_memory import BufferPool, ByteBudget, size_class
 from dataserver.serving.transport.grpc import CHUNK_BYTES, GrpcTransport
 from dataserver.serving.transport.interface import EncodedMicrobatch
 
@@ -257,7 +257,7 @@ def test_requests_are_refused_right_beyond_what_there_is() -> None:
 
 
 def test_a_pool_is_full_with_as_many_calls_as_it_may_have() -> None:
-    pool = admission.CallPool(2, "calls", "wait")
+    pool = call_admission.CallPool(2, "calls", "wait")
     assert pool.refusal == "this server has 2 calls in hand, as many as it may; wait"
     with pool:
         event = threading.Event()

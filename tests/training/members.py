@@ -14,8 +14,8 @@ from pathlib import Path
 from cli.forked import forks
 from torch.distributed import TCPStore
 
-from trainclient.exchange.rank_errors import RankLostError
-from trainclient.training.control import Control
+from trainclient.exchange.lost_ranks import RankLostError
+from trainclient.training.control_channel import Control
 
 
 @dataclass(frozen=True)

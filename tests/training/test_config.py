@@ -10,7 +10,7 @@ import pytest
 
 from trainclient.cli import main
 from trainclient.training.config import ConfigError, RowsByHost, TrainConfig, load_config, validate_config
-from trainclient.training.options import Options
+from trainclient.training.config_base import Options
 
 
 def test_yaml_and_flags_are_the_same(tmp_path: Path) -> None:

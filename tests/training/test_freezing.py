@@ -24,7 +24,7 @@ from trainclient.topology.process_groups import Groups, process_groups
 from trainclient.training.config import ConfigError, validate_config
 from trainclient.training.freezing import freeze_tower, frozen_parts
 from trainclient.training.loop import Trainer
-from trainclient.training.memory import needs, states
+from trainclient.training.memory_need import needs, states
 from trainclient.training.models import Models
 
 ALONE = {"encoder": {"freeze_tower": True}}

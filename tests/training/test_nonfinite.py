@@ -18,7 +18,7 @@ from training.runs import Run
 
 from trainclient.program.finite import FiniteNotes, Origin
 from trainclient.stream.microbatch import Items
-from trainclient.training.nonfinite import explain
+from trainclient.training.nonfinite_report import explain
 
 FINE, BAD = torch.ones(2), torch.tensor([1.0, float("nan")])
 

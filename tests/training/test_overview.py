@@ -10,7 +10,7 @@ from dataserver.planning.job.identity import parse_job
 from trainclient.stream.errors import ClientError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import TrainConfig
-from trainclient.training.memory import needs, states
+from trainclient.training.memory_need import needs, states
 from trainclient.training.models import Models
 from trainclient.training.overview import overview
 

@@ -25,7 +25,7 @@ from trainclient.models.hf import PretrainedError
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig, load_config, validate_config
 from trainclient.training.models import Models, weight_notes
-from trainclient.training.run import digest_settings
+from trainclient.training.run_name import digest_settings
 
 SIZING = {"patch": 8, "merge": 2, "max_patches": 64}
 FIXED = {"patch": 8, "merge": 2, "side": 64}

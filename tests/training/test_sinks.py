@@ -19,7 +19,7 @@ from dataserver.planning.job.identity import Job
 from trainclient.run_times.report import RunReport, Spent
 from trainclient.training.config import ConfigError, TrainConfig, validate_config
 from trainclient.training.metrics import EvaluationMetrics, StepMetrics
-from trainclient.training.run import name_run
+from trainclient.training.run_name import name_run
 from trainclient.training.sinks import (
     JsonLines,
     MetricsError,

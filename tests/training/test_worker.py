@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainclient.exchange.rank_errors import RankLostError, translate_rank_errors, translate_torch_rank_errors
+from trainclient.exchange.lost_ranks import RankLostError, translate_rank_errors, translate_torch_rank_errors
 from trainclient.training.signals import StopSignals
 from trainclient.training.worker import _explain
 

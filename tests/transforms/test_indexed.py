@@ -20,7 +20,7 @@ from dataserver.cli import main
 from dataserver.dataset import Dataset, FilterError, Shard, StaleIndexError, TokensMissingError, texts_key
 from dataserver.dataset.index.derived import derived_digest
 from dataserver.dataset.index.flags import transform_flags
-from dataserver.dataset.storage.mirror import _OF_INDEX
+from dataserver.dataset.storage.index_mirror import _OF_INDEX
 from dataserver.jobs import Catalog, DatasetMismatchError, JobPlanner, fill_job, statistics_cache
 from dataserver.jobs.cache import JobCache
 from dataserver.jobs.shard_statistics import compute_statistics

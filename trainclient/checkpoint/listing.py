@@ -16,7 +16,7 @@ from trainclient.checkpoint.lease_file import Found, Output, current
 from trainclient.checkpoint.selection import NAME, has_state, survey
 from trainclient.checkpoint.state import STATE_FILE, CheckpointError, Manifest, read_manifest
 from trainclient.checkpoint.sums import damages, extras, misfits
-from trainclient.training.options import options_of
+from trainclient.training.config_base import options_of
 
 DESCRIPTION = """List the checkpoints of a folder: what they hold, who wrote them, and whether they are whole. Ends with
 status 1 if one of them is not."""

@@ -12,7 +12,7 @@ from dataserver.planning import I64
 from trainclient.dispatch.arrangement import Arrangement, integers, joined
 from trainclient.exchange.all_to_all import exchanged
 from trainclient.exchange.gathering import all_gather_rows
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.weak_group import WeakGroup
 
 

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from trainclient.exchange.all_to_all import begin_exchange
 from trainclient.exchange.communicators import P2P, Collective, CollectiveWork, EdgeP2P, Message, ReceiveWork, SendWork
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.view_groups import ViewGroup
 from trainclient.exchange.wait_times import Waits
 

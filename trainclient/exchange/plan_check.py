@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainclient.client import Batch
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.message_header import BrokerMismatchError
-from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.view_broadcast import Batches
 
 _STEP_BYTES = 8

@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 
 from trainclient.client import Batch, DataClient, batch_with_room, with_room
 from trainclient.exchange.gathering import broadcast_bytes
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.message_header import BrokerMismatchError
-from trainclient.exchange.rank_errors import translate_rank_errors
 from trainclient.exchange.view_groups import SharedSequences
 
 

@@ -29,7 +29,7 @@ from trainclient.orchestrate.sample_sizes import read_sizes
 from trainclient.orchestrate.solving import Solution, solve
 from trainclient.orchestrate.workload import Stream, workload
 from trainclient.training.config import describe
-from trainclient.training.options import SAYS_ITSELF, Options, options_of
+from trainclient.training.config_base import SAYS_ITSELF, Options, options_of
 
 ABOUT = """Choose the layout of a job, and the degrees of its modules, for a model, a cluster and sizes of samples. It
 solves every layout, plans and simulates the best choices on samples of these sizes, and prints the `execution` of a

@@ -16,7 +16,7 @@ from trainclient.orchestrate.costs import DEGREES
 from trainclient.orchestrate.networks import Network
 from trainclient.orchestrate.profiled_costs import write_profile
 from trainclient.orchestrate.profiling import MERGE, Plan, profile_modules
-from trainclient.training.options import Options, options_of
+from trainclient.training.config_base import Options, options_of
 
 ABOUT = """Measure what the modules of a model cost on this machine's device, for `trainclient orchestrate --profile`.
 For each module it builds a few layers, and runs them forward and backward at each size; the times of the whole module

@@ -6,7 +6,7 @@ import sys
 from dataserver.process import in_one_line
 from trainclient.client import DataClient
 from trainclient.exchange.gathering import gather_texts
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.run_times.remedies import RunFacts
 from trainclient.run_times.report import RunReport
 from trainclient.run_times.spent import ProcessTimes, RunTimes

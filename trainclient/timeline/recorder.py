@@ -13,7 +13,7 @@ from dataserver.outputs import write_whole
 from dataserver.planning.job.fields import Stream
 from trainclient.checkpoint.lease import Lease
 from trainclient.client import DataClient
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.program.clock import Stopwatch
 from trainclient.program.interpreter import StepRecord
 from trainclient.stream.errors import ClientError

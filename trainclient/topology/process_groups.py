@@ -16,7 +16,7 @@ from trainclient.exchange.all_to_all import GroupCollective
 from trainclient.exchange.communicators import Collective, Communicators, EdgeP2P, GroupP2P
 from trainclient.exchange.host_staging import HostStaging
 from trainclient.exchange.leader_broadcast import LeaderCollective, TorchViewGroup, leader_edges
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.view_groups import SharedSequences
 from trainclient.exchange.wait_times import Waits
 from trainclient.topology.device_queues import require_queues, row_members

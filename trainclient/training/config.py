@@ -16,9 +16,9 @@ from dataserver.tracing import DEFAULT_EVERY, Tracing, TracingError
 from trainclient.checkpoint.resume_from import ResumeFrom
 from trainclient.models.contrastive_loss import ContrastiveLoss
 from trainclient.stream.endpoint import Timeouts
+from trainclient.training.config_base import SAYS_ITSELF, Options
 from trainclient.training.model_config import BackboneModel, EncoderModel, GeneratorModel, NamedModel, WholeModel
 from trainclient.training.optimizer_config import OptimizerConfig
-from trainclient.training.options import SAYS_ITSELF, Options
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from torch import nn
 
 from dataserver.planning.job.fields import ModuleSpec
 from dataserver.planning.job.identity import Job, JobSpecError, identify
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.modules import Site, TrainedModule
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dataserver.planning.job.identity import Job
 from trainclient.checkpoint.state import TrainerState, module_of
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.exchange.view_broadcast import Batches
 from trainclient.program.assembly import assemble
 from trainclient.program.clock import Stopwatch
@@ -36,18 +36,18 @@ from trainclient.training.metrics import (
     reduce_contribution,
 )
 from trainclient.training.models import Models
-from trainclient.training.nonfinite import explain
+from trainclient.training.nonfinite_report import explain
 from trainclient.training.optimizer import Optimizer
-from trainclient.training.ownership import Leases
+from trainclient.training.output_leases import Leases
 from trainclient.training.peak_flops import peak_flops
 from trainclient.training.profiling import StepProfiler
-from trainclient.training.reporter import StepReporter, open_reporters
-from trainclient.training.run import digest_settings, name_run
+from trainclient.training.run_name import digest_settings, name_run
 from trainclient.training.saving import Saving
 from trainclient.training.schedule import ModuleRates, module_rates, parameter_rates
 from trainclient.training.sharded_parameters import shard_parameters
 from trainclient.training.signals import StopSignals
 from trainclient.training.sinks import MetricsWriter
+from trainclient.training.step_reporter import StepReporter, open_reporters
 from trainclient.training.streams import Streams
 from trainclient.training.tied_heads import TiedHeads
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import tyro
 from pydantic import ConfigDict, Field
 
-from trainclient.training.options import SAYS_ITSELF, Options
+from trainclient.training.config_base import SAYS_ITSELF, Options
 
 Size = Annotated[
     Annotated[int, Field(ge=1, le=2**24)] | None, tyro.conf.arg(help_behavior_hint="(default: that of the preset)")

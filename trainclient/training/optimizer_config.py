@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 from pydantic import Field
 
-from trainclient.training.options import SAYS_ITSELF, Options
+from trainclient.training.config_base import SAYS_ITSELF, Options
 
 
 class Course(StrEnum):

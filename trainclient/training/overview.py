@@ -11,7 +11,7 @@ from dataserver.process import in_one_line
 from trainclient.report import aligned
 from trainclient.stream.errors import ClientError
 from trainclient.topology.process_grid import Topology
-from trainclient.training.memory import State, states
+from trainclient.training.memory_need import State, states
 from trainclient.training.models import Models
 
 _HEAD: Final = ("module", "kind", "parameters", "trained", "devices", "GB of each for them", "GB for activations")

@@ -28,20 +28,20 @@ from trainclient.checkpoint.selection import Stored, resumption, survey
 from trainclient.checkpoint.state import OTHERWISE, CheckpointError
 from trainclient.checkpoint.sums import seen_damage
 from trainclient.client import DataClient
-from trainclient.exchange.rank_errors import translate_rank_errors, translate_torch_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors, translate_torch_rank_errors
 from trainclient.models.compiling import require_compiler
 from trainclient.topology.process_grid import Topology
 from trainclient.topology.process_groups import process_groups
+from trainclient.training.attempt_rendezvous import join_attempt
 from trainclient.training.config import ConfigError, Device, TrainConfig
-from trainclient.training.control import Control, RunEndedError
+from trainclient.training.control_channel import Control, RunEndedError
 from trainclient.training.evaluation import evaluated_steps
 from trainclient.training.jobs import Jobs, prepare
 from trainclient.training.loop import Trainer
 from trainclient.training.models import Models, weight_notes
+from trainclient.training.output_leases import Leases, outputs, owned, owner_named, require_unowned
 from trainclient.training.overview import overview
-from trainclient.training.ownership import Leases, outputs, owned, owner_named, require_unowned
-from trainclient.training.rendezvous import join_attempt
-from trainclient.training.run import digest_settings, name_run
+from trainclient.training.run_name import digest_settings, name_run
 from trainclient.training.saving import continue_from, require_new
 from trainclient.training.schedule import module_rates
 from trainclient.training.signals import StopSignals

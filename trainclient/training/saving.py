@@ -14,7 +14,7 @@ from trainclient.checkpoint.saver import Saver
 from trainclient.checkpoint.selection import Stored
 from trainclient.checkpoint.state import CheckpointError, SaveError, TrainerState
 from trainclient.client import DataClient
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.topology.process_groups import Groups
 from trainclient.training.config import CheckpointConfig
 from trainclient.training.streams import Streams

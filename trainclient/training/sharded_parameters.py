@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from trainclient.exchange.rank_errors import translate_rank_errors
+from trainclient.exchange.lost_ranks import translate_rank_errors
 from trainclient.modules import Site, TrainedModule
 from trainclient.sharding.dtensors import dealt_over, like, local
 from trainclient.sharding.fsdp import ShardedNetwork, store_precisely

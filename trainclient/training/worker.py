@@ -8,14 +8,14 @@ import traceback
 from typing import NoReturn
 
 from trainclient.checkpoint.state import SaveError
-from trainclient.exchange.rank_errors import RankLostError, is_out_of_memory, plain_text
+from trainclient.exchange.lost_ranks import RankLostError, is_out_of_memory, plain_text
 from trainclient.report import FAILURE, USER_ERROR, report
 from trainclient.training.config import TrainConfig
-from trainclient.training.control import RunEndedError
+from trainclient.training.control_channel import RunEndedError
 from trainclient.training.errors import TrainingError
 from trainclient.training.rank import Process, run_rank
 from trainclient.training.signals import StopSignals
-from trainclient.training.stack import is_users
+from trainclient.training.traceback_frames import is_users
 
 _log = logging.getLogger(__name__)
 

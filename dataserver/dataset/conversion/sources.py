@@ -10,7 +10,7 @@ from typing import Final
 from dataserver.dataset.conversion.mds_index import is_mds, mds_shards
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.storage.etags import Etag
-from dataserver.dataset.storage.folder import LISTING_NAME
+from dataserver.dataset.storage.folder_listings import LISTING_NAME
 from dataserver.dataset.storage.interface import EntryKind
 from dataserver.dataset.storage.registry import storage_of
 
@@ -192,7 +192,7 @@ def _of_lance(source: Path, entries: Sequence[str], known: set[str]) -> list[Sou
 
 def _of_folders(root: Path, entries: Sequence[str], known: set[str]) -> list[SourceFile]:
     """The folders that hold image, audio or video files."""
-    from dataserver.dataset.storage.folder import is_media, is_member
+    from dataserver.dataset.storage.folder_listings import is_media, is_member
 
     folders = sorted({n.rpartition("/")[0] for n in entries if is_media(n)})
     known |= {name for name in entries if name.rpartition("/")[0] in folders and is_member(name.rpartition("/")[2])}

@@ -43,7 +43,7 @@ from dataserver.dataset.progress import Progress, untold
 from dataserver.dataset.shards.captions import PARQUET
 from dataserver.dataset.shards.listing import Listing, ShardFile, index_folder, list_shards
 from dataserver.dataset.storage.blocks import DEFAULT_MEMORY_BYTES
-from dataserver.dataset.storage.mirror import pull
+from dataserver.dataset.storage.index_mirror import pull
 from dataserver.dataset.storage.urls import Url, is_url, location
 
 _log = logging.getLogger(__name__)

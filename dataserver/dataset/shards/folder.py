@@ -12,7 +12,7 @@ from dataserver.dataset.shards.interface import ShardSource
 from dataserver.dataset.shards.members import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Member
 from dataserver.dataset.shards.modalities import IMAGES, modality_of_suffix
 from dataserver.dataset.shards.tar import name_problem
-from dataserver.dataset.storage.folder import LISTING_NAME, is_media
+from dataserver.dataset.storage.folder_listings import LISTING_NAME, is_media
 
 
 class FolderFormat:

@@ -36,9 +36,9 @@ from dataserver.dataset.shards.unread import (
     remedy_of,
 )
 from dataserver.dataset.storage.etags import TICK_S, Etag
-from dataserver.dataset.storage.folder import LISTING_NAME, is_media
+from dataserver.dataset.storage.folder_listings import LISTING_NAME, is_media
+from dataserver.dataset.storage.index_mirror import index_root
 from dataserver.dataset.storage.interface import EntryKind, Storage
-from dataserver.dataset.storage.mirror import index_root
 from dataserver.dataset.storage.registry import storage_of
 from dataserver.dataset.storage.urls import expanded, is_url, location
 

@@ -21,8 +21,8 @@ from typing import Final
 
 from crc32c import crc32c as crc32c_of
 
-from dataserver.dataset.storage.own_folder import own_folder
 from dataserver.dataset.storage.pieces import BlockKey
+from dataserver.dataset.storage.trusted_folder import own_folder
 from dataserver.outputs import TEMP_SUFFIX
 
 SUFFIX: Final = ".block"

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from dataserver.dataset.storage.needs import Needs
+from dataserver.dataset.storage.needed_blocks import Needs
 from dataserver.dataset.storage.pieces import BlockKey
 
 USED_UP: Final = 0.85

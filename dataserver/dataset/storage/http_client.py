@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from dataserver.dataset.errors import DatasetError, printable
-from dataserver.dataset.storage.clients import (
+from dataserver.dataset.storage.client_interface import (
     ChangedError,
     ObjectInfo,
     UnavailableError,

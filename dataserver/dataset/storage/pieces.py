@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.etags import Etag
 
 BLOCK_BYTES: Final = 8 << 20

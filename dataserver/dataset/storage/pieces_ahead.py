@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
 
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import Piece
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import re
 from pathlib import PurePath
 from typing import Final
 
-from dataserver.dataset.storage.folder import LISTING_NAME, FolderListings
+from dataserver.dataset.storage.folder_listings import LISTING_NAME, FolderListings
 from dataserver.dataset.storage.interface import Storage
 from dataserver.dataset.storage.local import LocalStorage
 from dataserver.dataset.storage.remote import RemoteStorage

@@ -20,7 +20,7 @@ from crc32c import crc32c as crc32c_of
 
 from dataserver.dataset.cache import LruCache
 from dataserver.dataset.storage.blocks import BLOCKS
-from dataserver.dataset.storage.clients import ChangedError, Client, ObjectInfo, UnavailableError
+from dataserver.dataset.storage.client_interface import ChangedError, Client, ObjectInfo, UnavailableError
 from dataserver.dataset.storage.etags import Etag
 from dataserver.dataset.storage.interface import Entry, EntryKind, StoredFile
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, Source

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, TypeVar
 
-from dataserver.dataset.storage.clients import UnavailableError
+from dataserver.dataset.storage.client_interface import UnavailableError
 
 PATIENCE_S: Final = 30.0
 """The longest that one request is repeated for."""

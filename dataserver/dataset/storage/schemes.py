@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from dataserver.dataset.storage.clients import Client
+    from dataserver.dataset.storage.client_interface import Client
 
 
 def _bucket(scheme: str, store: str) -> "Client":
-    from dataserver.dataset.storage.buckets import BucketClient
+    from dataserver.dataset.storage.bucket_client import BucketClient
 
     return BucketClient(scheme, store)
 
@@ -23,7 +23,7 @@ def _http(scheme: str, store: str) -> "Client":
 
 
 def _hub(_scheme: str, store: str) -> "Client":
-    from dataserver.dataset.storage.hub import HubClient
+    from dataserver.dataset.storage.hub_client import HubClient
 
     return HubClient(store)
 

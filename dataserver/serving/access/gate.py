@@ -8,7 +8,7 @@ import grpc
 
 from dataserver.serving.access.access import Access, authorization
 from dataserver.serving.access.policy import Right
-from dataserver.serving.admission import Pooled, Refusing
+from dataserver.serving.call_admission import Pooled, Refusing
 from dataserver.serving.errors import DataServiceError, abort
 
 if TYPE_CHECKING:  # gRPC's classes cannot be subscripted at run time

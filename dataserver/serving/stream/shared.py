@@ -4,9 +4,9 @@ import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics
 from dataserver.serving.stream.fair_pool import FairPool
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener
 

@@ -17,8 +17,8 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan, view_plan
 from dataserver.planning.stream.samples import ROW_BITS
 from dataserver.serving.failures import FailureKind, Failures
-from dataserver.serving.memory import Buffer
 from dataserver.serving.registry import ServedJob
+from dataserver.serving.stream_memory import Buffer
 from dataserver.serving.transport.interface import EncodedMicrobatch
 from dataserver.serving.wire import encode_microbatch, zstd_compressor
 

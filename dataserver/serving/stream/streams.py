@@ -12,13 +12,13 @@ from dataserver.serving.access import EVERYBODY, ByteRates, Identity
 from dataserver.serving.budgets import Budgets, microbatch_bytes
 from dataserver.serving.config import ServerConfig
 from dataserver.serving.errors import DataServiceError
-from dataserver.serving.memory import BufferPool, ByteBudget
 from dataserver.serving.metrics import Metrics, Progress
 from dataserver.serving.stream.fair_pool import FairPool, Threads
 from dataserver.serving.stream.preparing import AHEAD_BYTES
 from dataserver.serving.stream.shared import Shared
 from dataserver.serving.stream.source import ViewSource
 from dataserver.serving.stream.stream import NO_OPTIONS, MicrobatchStream, StreamOptions
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.direct_listener import DirectListener
 from dataserver.serving.transport.grpc import CHUNK_BYTES
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener

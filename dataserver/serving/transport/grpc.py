@@ -3,7 +3,7 @@
 import threading
 from typing import Final
 
-from dataserver.serving.memory import Account, BufferPool, size_class
+from dataserver.serving.stream_memory import Account, BufferPool, size_class
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 from dataserver.varints import varint
 

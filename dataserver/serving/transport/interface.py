@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from dataserver.serving.memory import Buffer
+from dataserver.serving.stream_memory import Buffer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from disttrain.v1 import data_service_pb2
 
-from dataserver.serving.memory import Account, BufferPool, size_class
+from dataserver.serving.stream_memory import Account, BufferPool, size_class
 from dataserver.serving.transport.interface import EncodedMicrobatch, Memory
 
 MIN_SHARED_BYTES: Final = 64 << 10

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from dataserver.serving.memory import Account, BufferPool
+from dataserver.serving.stream_memory import Account, BufferPool
 from dataserver.serving.transport.shared_memory import SEALS, SharedMemoryTransport
 
 MAX_BLOCKS: Final = 512

@@ -1,6 +1,6 @@
 """The transports of one stream. Each microbatch takes the best one that has memory for it."""
 
-from dataserver.serving.memory import BufferPool, ByteBudget
+from dataserver.serving.stream_memory import BufferPool, ByteBudget
 from dataserver.serving.transport.grpc import GrpcTransport
 from dataserver.serving.transport.interface import Memory
 from dataserver.serving.transport.shared_memory_listener import SharedMemoryListener

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from dataserver.dataset.storage.blocks import Blocks
-from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
+from dataserver.dataset.storage.client_interface import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey
 
 DATA = np.random.default_rng(0).integers(0, 256, 2 * BLOCK_BYTES + 12345, np.uint8).tobytes()

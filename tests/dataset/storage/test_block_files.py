@@ -19,7 +19,7 @@ from dataserver.dataset import DatasetError
 from dataserver.dataset.storage import block_files
 from dataserver.dataset.storage.block_files import CHUNK_BYTES, SPARE_PART, BlockFiles
 from dataserver.dataset.storage.blocks import Blocks
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 
 LAST = DATA[2 * BLOCK_BYTES :]
@@ -220,7 +220,7 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 from dataserver.dataset.storage.block_files import BlockFiles
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey
 files = BlockFiles(Path(sys.argv[1]), 1 << 30)
 print("ready", flush=True)

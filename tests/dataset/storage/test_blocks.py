@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from dataserver.dataset.storage.block_files import BlockFiles
 from dataserver.dataset.storage.blocks import READING, BlockCounts, Blocks
-from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
+from dataserver.dataset.storage.client_interface import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.held_blocks import HeldBlocks
-from dataserver.dataset.storage.needs import NEEDED_S, Needs
+from dataserver.dataset.storage.needed_blocks import NEEDED_S, Needs
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece, runs
 from dataserver.tracing import Context, outgoing, within
 
@@ -140,7 +140,7 @@ def test_blocks_that_a_job_needs_stay_and_the_others_go_first() -> None:
 
 def test_what_a_job_said_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("dataserver.dataset.storage.needs.monotonic", lambda: now[0])
+    monkeypatch.setattr("dataserver.dataset.storage.needed_blocks.monotonic", lambda: now[0])
     needs, one, other = Needs(), whole_key(0), whole_key(1)
     need(needs, "a", [one], BLOCK_BYTES)
     assert not needs.fit(other, BLOCK_BYTES)

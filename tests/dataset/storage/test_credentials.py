@@ -6,9 +6,9 @@ import pytest
 from benchmarks.range_server import State
 from stores import SECRET
 
-from dataserver.dataset.storage.buckets import BucketClient
-from dataserver.dataset.storage.clients import UnavailableError
-from dataserver.dataset.storage.hub import HubClient
+from dataserver.dataset.storage.bucket_client import BucketClient
+from dataserver.dataset.storage.client_interface import UnavailableError
+from dataserver.dataset.storage.hub_client import HubClient
 from dataserver.dataset.storage.registry import storage_of
 
 Stores = tuple[State, str]

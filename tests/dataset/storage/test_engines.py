@@ -11,7 +11,7 @@ from shards import write_pairs
 
 from dataserver.dataset import DatasetError, IndexRules, TextOnly, build_index, publish
 from dataserver.dataset.machine.workers import LostWorkerError
-from dataserver.dataset.storage import mirror
+from dataserver.dataset.storage import index_mirror
 from dataserver.dataset.storage.urls import Url
 
 Stores = tuple[State, str]
@@ -31,10 +31,10 @@ class Others:
         sent = pickle.dumps((work, tasks))
         with self.monkeypatch.context() as patched:
             patched.setenv("XDG_CACHE_HOME", str(self.cache))
-            mirror.index_root.cache_clear()
+            index_mirror.index_root.cache_clear()
             there, its_tasks = pickle.loads(sent)
             found = pickle.dumps([there(task) for task in its_tasks])
-        mirror.index_root.cache_clear()
+        index_mirror.index_root.cache_clear()
         yield from enumerate(pickle.loads(found))
 
 
@@ -60,7 +60,7 @@ def test_the_index_is_that_of_one_machine_and_is_published(stores: Stores, other
     again = Url("s3:/bucket/again")
     assert build_index(again, workers=1).num_built == 3
     assert build_index(ROOT, engine=others).num_built == 3
-    made, expected = files(mirror.mirror_folder(ROOT)), files(mirror.mirror_folder(again))
+    made, expected = files(index_mirror.mirror_folder(ROOT)), files(index_mirror.mirror_folder(again))
     assert made.keys() == expected.keys()
     assert {name for name in made if name.endswith((".index", ".numeric")) and made[name] != expected[name]} == set()
     assert len([name for name in made if name.endswith(".index")]) == 3
@@ -74,7 +74,7 @@ def test_the_index_is_that_of_one_machine_and_is_published(stores: Stores, other
 def test_other_rules_replace_it_as_a_whole(others: Others) -> None:
     """And what lay beside the earlier indexes does not lie beside the new ones."""
     build_index(ROOT, engine=others)
-    folder = mirror.mirror_folder(ROOT)
+    folder = index_mirror.mirror_folder(ROOT)
     before = files(folder)
     for name in before:
         if name.endswith(".index"):
@@ -112,7 +112,7 @@ def test_a_file_beside_an_index_is_written_again_without_reading_a_shard(others:
             return super().run(work, tasks, num_workers)
 
     build_index(ROOT, engine=others)
-    folder = mirror.mirror_folder(ROOT)
+    folder = index_mirror.mirror_folder(ROOT)
     before = files(folder)
     (folder / "00001.tar.numeric").unlink()
     assert build_index(ROOT, engine=Idle(others.monkeypatch, others.cache)).num_built == 0

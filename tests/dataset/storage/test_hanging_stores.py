@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dataserver.dataset.storage.blocks import LOADING, READING, Blocks
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 
 INFO = ObjectInfo("a.tar", 4 * READING * BLOCK_BYTES, '"v1"', 0)

@@ -10,9 +10,9 @@ import pytest
 
 from dataserver.dataset.errors import DatasetError
 from dataserver.dataset.storage import http_client
-from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
+from dataserver.dataset.storage.client_interface import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.http_client import HttpClient
-from dataserver.dataset.storage.hub import HubClient
+from dataserver.dataset.storage.hub_client import HubClient
 
 
 @contextmanager

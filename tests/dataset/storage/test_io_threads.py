@@ -12,7 +12,7 @@ import pytest
 
 from dataserver.dataset.storage import io_threads
 from dataserver.dataset.storage.blocks import Blocks
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.io_threads import IoThreads
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 from dataserver.dataset.storage.remote import Store as RemoteStore

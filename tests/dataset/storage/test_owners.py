@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataserver.dataset.storage.blocks import BlockCounts, Blocks
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 
 INFO = ObjectInfo("a.tar", 6 * BLOCK_BYTES, '"v"', 0)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from dataserver.dataset.storage.blocks import Blocks
-from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError
+from dataserver.dataset.storage.client_interface import ObjectInfo, UnavailableError
 from dataserver.dataset.storage.pieces import BLOCK_BYTES, BlockKey, Piece
 from dataserver.dataset.storage.pieces_ahead import waited_for
 

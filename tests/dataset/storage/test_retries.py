@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dataserver.dataset.storage import retries
-from dataserver.dataset.storage.clients import ChangedError, UnavailableError
+from dataserver.dataset.storage.client_interface import ChangedError, UnavailableError
 from dataserver.dataset.storage.retries import LONGEST_PAUSE_S, PATIENCE_S, TOKENS, TOKENS_PER_S, RetryBudget
 
 

@@ -7,7 +7,7 @@ import pytest
 from shards import write_pairs
 
 from dataserver.dataset import Dataset, DatasetError, build_index, lint
-from dataserver.dataset.storage.clients import ObjectInfo, check_version
+from dataserver.dataset.storage.client_interface import ObjectInfo, check_version
 from dataserver.dataset.storage.registry import REMOTE, STORAGES
 from dataserver.dataset.storage.remote import RemoteStorage
 from dataserver.dataset.storage.schemes import SCHEMES, Scheme

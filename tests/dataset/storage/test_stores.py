@@ -20,7 +20,7 @@ from dataserver.dataset import Dataset, DatasetError, ImageRef, ShardReadError, 
 from dataserver.dataset.shards.listing import list_shards
 from dataserver.dataset.storage import blocks, remote, retries
 from dataserver.dataset.storage.http_client import Answer
-from dataserver.dataset.storage.hub import HubClient
+from dataserver.dataset.storage.hub_client import HubClient
 from dataserver.dataset.storage.registry import storage_of
 
 Stores = tuple[State, str]

@@ -15,8 +15,8 @@ from dataserver.planning.job.identity import Job, JobSpecError, identify, parse_
 from dataserver.planning.job.spec import Execution
 from dataserver.planning.layouts.contrastive.options import ContrastiveSchedule
 from dataserver.planning.layouts.interface import layout_of
+from dataserver.planning.layouts.shared.ablation_finalists import constrained
 from dataserver.planning.layouts.shared.alternatives import edit_layout
-from dataserver.planning.layouts.shared.finalists import constrained
 from dataserver.planning.planner import plan_step, timeline
 from dataserver.planning.stream.samples import StepSamples
 

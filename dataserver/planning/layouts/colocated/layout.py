@@ -17,6 +17,7 @@ from dataserver.planning.layouts.shared.ablation import (
     packing,
     sequences,
 )
+from dataserver.planning.layouts.shared.ablation_finalists import finalists
 from dataserver.planning.layouts.shared.alternatives import (
     Alternatives,
     Dimension,
@@ -28,7 +29,6 @@ from dataserver.planning.layouts.shared.alternatives import (
     microbatches,
     packings,
 )
-from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads
 from dataserver.planning.plan.plan import StepPlan

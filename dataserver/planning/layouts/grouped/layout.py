@@ -19,6 +19,7 @@ from dataserver.planning.layouts.shared.ablation import (
     packing,
     strict,
 )
+from dataserver.planning.layouts.shared.ablation_finalists import finalists
 from dataserver.planning.layouts.shared.alternatives import (
     Alternatives,
     Dimension,
@@ -30,7 +31,6 @@ from dataserver.planning.layouts.shared.alternatives import (
     orders,
     packings,
 )
-from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import fill_percent
 from dataserver.planning.layouts.shared.waves import wave_programs

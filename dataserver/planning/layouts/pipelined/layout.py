@@ -21,6 +21,7 @@ from dataserver.planning.layouts.shared.ablation import (
     sequences,
     strict,
 )
+from dataserver.planning.layouts.shared.ablation_finalists import finalists
 from dataserver.planning.layouts.shared.alternatives import (
     Alternatives,
     Dimension,
@@ -34,7 +35,6 @@ from dataserver.planning.layouts.shared.alternatives import (
     wave_balances,
     without,
 )
-from dataserver.planning.layouts.shared.finalists import finalists
 from dataserver.planning.layouts.shared.limits import BackboneLimits
 from dataserver.planning.layouts.shared.sequences import empty_percent, fill_percent
 from dataserver.planning.plan.expectation import loads

@@ -22,11 +22,11 @@ from trainclient.checkpoint.state import CheckpointError, Manifest, SaveError, T
 from trainclient.timeline.recorder import TimelineRecorder
 from trainclient.training import rank
 from trainclient.training.config import CheckpointConfig, ProfileConfig, TimelineConfig, TrainConfig
-from trainclient.training.control import RunEndedError
-from trainclient.training.ownership import outputs, owned, require_unowned
+from trainclient.training.control_channel import RunEndedError
+from trainclient.training.output_leases import outputs, owned, require_unowned
 from trainclient.training.profiling import StepProfiler
 from trainclient.training.rank import ATTEMPTS_KEY, LAUNCH_KEY, Ending, Process, _owned
-from trainclient.training.run import name_run
+from trainclient.training.run_name import name_run
 from trainclient.training.saving import Saving
 
 RUN = "0123456789abcdef"

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from trainclient.training.rendezvous import join_attempt
+from trainclient.training.attempt_rendezvous import join_attempt
 
 WORLD = 4
 TIMEOUT_S = 30

@@ -9,8 +9,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from dataserver.addresses import joined, split_address
-from dataserver.serving.admission import CallPool
 from dataserver.serving.binding import bind_grpc
+from dataserver.serving.call_admission import CallPool
 from dataserver.serving.handlers import standard_handler
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]

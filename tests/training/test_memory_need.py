@@ -33,7 +33,7 @@ from trainclient.orchestrate.memory import (
 )
 from trainclient.topology.process_grid import Topology
 from trainclient.training.config import ConfigError, TrainConfig
-from trainclient.training.memory import Need, as_yaml, needs
+from trainclient.training.memory_need import Need, as_yaml, needs
 from trainclient.training.models import Models
 
 WIDTH, LENGTHS = 32, (16, 16)

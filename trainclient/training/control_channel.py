@@ -24,11 +24,11 @@ from typing import Any, Self
 
 from torch._C._distributed_c10d import Store
 
-from trainclient.exchange.rank_errors import RankLostError, plain_text
+from trainclient.exchange.lost_ranks import RankLostError, plain_text
 from trainclient.processes import identity
 from trainclient.stream.errors import ClientError
 from trainclient.training.kill_process import kill_process
-from trainclient.training.stack import is_ours, is_users
+from trainclient.training.traceback_frames import is_ours, is_users
 
 BEAT_S = 1.0
 SILENT_S = 5.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataserver.serving.memory import BufferPool, ByteBudget, size_class
+from dataserver.serving.stream_memory import BufferPool, ByteBudget, size_class
 
 MIB = 1 << 20
 

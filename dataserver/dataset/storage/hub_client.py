@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from dataserver.dataset.errors import DatasetError, is_safe
-from dataserver.dataset.storage.clients import ObjectInfo, check_version
+from dataserver.dataset.storage.client_interface import ObjectInfo, check_version
 from dataserver.dataset.storage.http_client import Answer, HttpClient
 
 ENDPOINT: Final = "https://huggingface.co"

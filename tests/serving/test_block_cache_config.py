@@ -12,7 +12,7 @@ from stores import no_stores, stores
 
 from dataserver.dataset import BLOCKS
 from dataserver.planning.job.fields import Stream
-from dataserver.serving.block_cache import DEFAULT_WINDOW, job_remark, needed_bytes, start_remark
+from dataserver.serving.block_cache_config import DEFAULT_WINDOW, job_remark, needed_bytes, start_remark
 
 __all__ = ["no_stores", "stores"]
 

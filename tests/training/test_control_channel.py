@@ -12,10 +12,10 @@ import pytest
 from torch.distributed import HashStore
 from training.members import running
 
-from trainclient.exchange.rank_errors import RankLostError
+from trainclient.exchange.lost_ranks import RankLostError
 from trainclient.processes import identity
-from trainclient.training import control as control_module
-from trainclient.training.control import Control, RunEndedError
+from trainclient.training import control_channel as control_module
+from trainclient.training.control_channel import Control, RunEndedError
 from trainclient.training.kill_process import kill_process
 
 TIMEOUT_S = 3.0

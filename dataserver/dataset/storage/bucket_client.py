@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dataserver.dataset.errors import DatasetError, printable
-from dataserver.dataset.storage.clients import ObjectInfo, UnavailableError, check_length, check_version
+from dataserver.dataset.storage.client_interface import ObjectInfo, UnavailableError, check_length, check_version
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataserver.dataset.errors import DatasetError
-from dataserver.dataset.storage.clients import ObjectInfo
+from dataserver.dataset.storage.client_interface import ObjectInfo
 from dataserver.dataset.storage.etags import TICK_S
-from dataserver.dataset.storage.own_folder import own_folder
 from dataserver.dataset.storage.pieces import BLOCK_BYTES
 from dataserver.dataset.storage.registry import remote_storage
+from dataserver.dataset.storage.trusted_folder import own_folder
 from dataserver.dataset.storage.urls import Url, location
 from dataserver.outputs import beside
 from dataserver.planning.kernels.cache import user_cache

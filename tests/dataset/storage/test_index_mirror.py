@@ -9,7 +9,7 @@ from shards import write_pairs
 
 from dataserver.dataset import DatasetError, publish
 from dataserver.dataset.shards.listing import list_shards
-from dataserver.dataset.storage.mirror import mirror_folder, pull
+from dataserver.dataset.storage.index_mirror import mirror_folder, pull
 from dataserver.dataset.storage.urls import Url, location
 
 Stores = tuple[State, str]
