@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from models.flash_stand_in import kernel
 from models.microbatches import PATCH, VOCAB, WIDTH, backbone, encoder, generator_
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -133,35 +134,6 @@ def hold_against_eager(plain: nn.Module, compiled: nn.Module, run: Run) -> None:
         if i + 1 == len(WARM_UP):
             warm = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == warm > 0
-
-
-@torch.library.custom_op("disttrain_tests::rows_of_queries", mutates_args=())
-def kernel(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, keys: Tensor, longest: int, most: int) -> Tensor:
-    """Stands for the flash kernel: takes what that takes, for any number of segments.
-
-    No other module may import this one: torch frees an operator when the same name is defined once more, and who calls
-    the first one then crashes.
-    """
-    assert len(offsets) == len(keys)
-    assert longest == offsets.diff().max()
-    assert most == keys.diff().max()
-    return query + key.mean() + value.mean()
-
-
-@kernel.register_fake
-def _(query: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(query)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return gradient, *(gradient.mean().expand(shape).contiguous() for shape in ctx.shapes), None, None, None, None
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.shapes = inputs[1].shape, inputs[2].shape
-
-
-kernel.register_autograd(_backward, setup_context=_remember)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 from builders.contrastive import contrastive_job, two_towers
 from builders.jobs import TOKENIZER, make_job
-from models.test_compiling import encoder as run_encoder
+from models.microbatches import encoder as run_encoder
 from program.runtime_cases import Degrees, job_data
 from torch import nn
 from torch.distributed import HashStore
