@@ -108,8 +108,14 @@ def test_a_lost_contact_is_explained_by_what_the_channel_knows() -> None:
 @pytest.mark.parametrize(
     ("beats", "words"),
     [
-        (False, r"global rank 1 \(m rank 1\) has said nothing for \d s; .*: nothing \(test_control\.py:\d+ run\)$"),
-        (True, r"global rank 0 \(m rank 0\) failed: timed .*: nothing \(test_control\.py:\d+ run\)\. .*1\): no"),
+        (
+            False,
+            r"global rank 1 \(m rank 1\) has said nothing for \d s; .*: nothing \(test_control_channel\.py:\d+ run\)$",
+        ),
+        (
+            True,
+            r"global rank 0 \(m rank 0\) failed: timed .*: nothing \(test_control_channel\.py:\d+ run\)\. .*1\): no",
+        ),
     ],
 )
 def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(
