@@ -37,7 +37,7 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.rotary_positions import rotary_positions
 from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.item_sizes import VideoLengths, has_timestamps, item_tokens, video_sizing
-from dataserver.planning.stream.samples import AUDIO, StepSamples, Task, ranges
+from dataserver.planning.stream.samples import AUDIO, StepSamples, Task, ranges, sums_before
 from dataserver.planning.stream.video_frames import sampled_frames
 
 IGNORED: Final = -100
@@ -121,7 +121,7 @@ def backbone_arrays(
         "token_ids": tokens.ids,
         "labels": labels,
         **_positions(tokens.lengths),
-        "cu_sequences": cumulative(slot_lengths),
+        "cu_sequences": sums_before(slot_lengths),
         "embedding_slots": np.flatnonzero(tokens.roles == _IMAGE),
         "condition_slots": np.flatnonzero(tokens.roles == _QUERY),
     }
@@ -192,7 +192,7 @@ def text_arrays(
 
 def _positions(lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """The position of each token in its sample, and where each sample begins."""
-    cu_lengths = cumulative(lengths)
+    cu_lengths = sums_before(lengths)
     return {
         "position_ids": np.arange(cu_lengths[-1]) - np.repeat(cu_lengths[:-1], lengths),
         "cu_lengths": cu_lengths,
@@ -216,7 +216,7 @@ def _view_tokens(
     pieces: list[_Piece] = []
     for sample, document in zip(planned, documents, strict=True):
         pieces += _checked_pieces(stream, samples, _Planned(*sample), document)
-    starts = cumulative(lengths)[:-1]
+    starts = sums_before(lengths)[:-1]
     if not np.array_equal(starts, view.starts):
         raise ValueError(
             f"samples begin at tokens {view.starts.tolist()} in the plan, at {starts.tolist()} in the view; the plan "
@@ -374,8 +374,3 @@ def _texts(document: TokenizedDocument, text_tokens: int) -> Iterator[_Piece]:
     for text in document.texts:
         yield text[:text_tokens], min(text_tokens, len(text)), _OTHER
         text_tokens -= min(text_tokens, len(text))
-
-
-def cumulative(lengths: I32 | I64) -> I64:
-    """Where each of some things begins that follow each other, and the end of the last one. int64 [n + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -21,7 +21,7 @@ from dataserver.assembly.decoders import Item
 from dataserver.assembly.decoding import IMAGES_PER_TASK, DecodeTask, Decoding, UnreadableError
 from dataserver.assembly.image_runs import images_of
 from dataserver.assembly.image_transforms import draw_transforms
-from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, cumulative, text_arrays
+from dataserver.assembly.sequences import IGNORED, backbone_arrays, backbone_rotary_positions, text_arrays
 from dataserver.assembly.tensors import TensorSpec, clip_ends, num_patches, total_bytes
 from dataserver.dataset import (
     Dataset,
@@ -38,7 +38,7 @@ from dataserver.planning.plan.plan import StepPlan
 from dataserver.planning.plan.views import ViewPlan
 from dataserver.planning.stream.captions import captions_of
 from dataserver.planning.stream.item_sizes import VideoLengths, audio_sizing, item_tokens, video_sizing
-from dataserver.planning.stream.samples import ROW_BITS, VIDEO, StepSamples
+from dataserver.planning.stream.samples import ROW_BITS, VIDEO, StepSamples, sums_before
 from dataserver.transforms import NO_TRANSFORMS, Pixels
 
 
@@ -248,14 +248,14 @@ def _offsets(spec: JobSpec, plan: StepPlan, view: ViewPlan) -> dict[str, I32 | I
     if view.reads is Modality.AUDIO:
         return {
             "cu_frames": clip_ends(audio_sizing(spec.stream.sizing), samples, view.items),
-            "cu_positions": cumulative(samples.image_columns[view.items]),
-            "cu_rows": cumulative(item_tokens(samples, spec.stream.sizing)[view.items]),
+            "cu_positions": sums_before(samples.image_columns[view.items]),
+            "cu_rows": sums_before(item_tokens(samples, spec.stream.sizing)[view.items]),
         }
     if samples.image_layout is not None and view.reads is Modality.IMAGE:
         return _tiled_offsets(spec.stream.sizing, samples, samples.image_layout, view.items)
     return {
         "grid": _grid(samples, view),
-        "cu_patches": cumulative(num_patches(samples, view.items)),
+        "cu_patches": sums_before(num_patches(samples, view.items)),
         "loss_mask": np.zeros(view.num_items, np.int32),
         "condition_offsets": np.arange(view.num_items + 1) * spec.stream.generation.query_tokens,
     }
@@ -268,9 +268,9 @@ def _tiled_offsets(sizing: Sizing, samples: StepSamples, layouts: I32, items: I6
     sides = np.repeat(cells, parts)
     return {
         "grid": np.stack([sides, sides], axis=1),
-        "cu_patches": cumulative(sides.astype(np.int64) ** 2),
+        "cu_patches": sums_before(sides.astype(np.int64) ** 2),
         "tiles": layouts[items],
-        "cu_rows": cumulative(item_tokens(samples, sizing)[items]),
+        "cu_rows": sums_before(item_tokens(samples, sizing)[items]),
     }
 
 
