@@ -1,6 +1,7 @@
 """Fields of a `config.json`, understood or refused by name."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any, Final
 
@@ -11,25 +12,26 @@ MAX_SIZE: Final = 1 << 20
 MAX_LAYERS: Final = 1024
 
 
+@dataclass(frozen=True, slots=True)
 class Fields:
     """The fields of an object of a `config.json`, with the defaults of its family."""
 
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        """Read `data`; `where` is what it is called in errors, a file and the path in it."""
-        self._data = data
-        self._where = where
+    data: Mapping[str, Any]
+    """All of them, as they are."""
+    where: str
+    """What the object is called in errors: a file, and the path in it."""
 
     def has(self, name: str) -> bool:
         """Whether a field is given, and not null."""
-        return self._data.get(name) is not None
+        return self.data.get(name) is not None
 
     def refusal(self, name: str, required: str) -> PretrainedError:
         """What to raise for a field: its value, and what would be understood."""
-        return PretrainedError(f"{self._where}: {name} is {self._data.get(name)!r:.200}; {required}")
+        return PretrainedError(f"{self.where}: {name} is {self.data.get(name)!r:.200}; {required}")
 
     def value(self, name: str, default: Any = None) -> Any:
         """A field as it is; the default where it is not given, or null."""
-        found = self._data.get(name)
+        found = self.data.get(name)
         return default if found is None else found
 
     def integer(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
@@ -71,12 +73,12 @@ class Fields:
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
         """The same fields, and others where none are given."""
         return Fields(
-            {**defaults, **{name: value for name, value in self._data.items() if value is not None}}, self._where
+            {**defaults, **{name: value for name, value in self.data.items() if value is not None}}, self.where
         )
 
     def require(self, name: str, value: Any, reason: str) -> None:
         """Refuse a field that is given with another value."""
-        found = self._data.get(name)
+        found = self.data.get(name)
         if found is not None and (found != value or isinstance(found, bool) != isinstance(value, bool)):
             raise self.refusal(name, f"{value!r} is required: {reason}")
 
@@ -85,9 +87,4 @@ class Fields:
         value = self.value(name, {})
         if not isinstance(value, dict):
             raise self.refusal(name, "an object is required")
-        return Fields(value, f"{self._where}, {name}")
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """All of them, as they are."""
-        return self._data
+        return Fields(value, f"{self.where}, {name}")
