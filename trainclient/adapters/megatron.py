@@ -135,7 +135,7 @@ class MegatronBatches:
         return found
 
 
-class ServedIterator:
+class ServedIterator(Iterator[Batch]):
     """What Megatron calls `next` on; on the first and last pipeline stages only, others have None."""
 
     def __init__(
@@ -182,9 +182,6 @@ class ServedIterator:
         if save is not None and stream.rank == 0:
             write_state(Path(save), stream.state_dict())
         self._found = self._all()
-
-    def __iter__(self) -> "ServedIterator":
-        return self
 
     def __next__(self) -> Batch:
         """The next batch; StopIteration behind the job's end, ValueError where a step has more microbatches, and behind

@@ -1,6 +1,6 @@
 """Before ranks exchange anything of a step by collectives, they make sure that it is the same step of the same plan."""
 
-from typing import Self
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from trainclient.exchange.view_broadcast import Batches
 _STEP_BYTES = 8
 
 
-class PlanCheckedBatches:
+class PlanCheckedBatches(Iterator[Batch]):
     """Microbatches; the first of each step is compared with that of the first rank.
 
     Collectives take the sizes of their messages from the plan, and a backend may end a process that gets a message of
@@ -31,9 +31,6 @@ class PlanCheckedBatches:
     def ready(self) -> bool:
         """Whether the next view is there already."""
         return self._batches.ready
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Batch:
         """The next one.

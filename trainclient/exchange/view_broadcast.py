@@ -17,19 +17,15 @@ from trainclient.exchange.message_header import BrokerMismatchError
 from trainclient.exchange.view_groups import SharedSequences
 
 
-class Batches(Protocol):
+class Batches(Iterator[Batch], Protocol):
     """Microbatches in plan order, as `DataClient` has them."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __next__(self) -> Batch: ...
 
     @property
     def ready(self) -> bool:
         """Whether the next one is there already."""
 
 
-class BroadcastBatches:
+class BroadcastBatches(Iterator[Batch]):
     """The microbatches that the leader's client reads and broadcasts, headers and tensors.
 
     The clients of the others read nothing.
@@ -49,9 +45,6 @@ class BroadcastBatches:
         self._client = client
         self._group = group
         self._pin = pin
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Batch:
         is_leader = self._group.rank() == 0
@@ -76,7 +69,7 @@ class BroadcastBatches:
         return batch
 
 
-class SharedBatches:
+class SharedBatches(Iterator[Batch]):
     """The microbatches of a rank that shares sequences; of each group one rank has fetched the tensors for all.
 
     They are broadcast while the ranks compute, so that each may read ahead of the others.
@@ -103,9 +96,6 @@ class SharedBatches:
     def ready(self) -> bool:
         """Whether the next view is there already; its tensors may still be arriving."""
         return self._batches.ready
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Batch:
         batch = next(self._batches)

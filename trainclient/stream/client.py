@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
 
 from disttrain.v1.data_service_pb2 import (
     DescribeSamplesRequest,
@@ -40,7 +40,7 @@ SENT_ELSEWHERE: Final = (
 _log = logging.getLogger(__name__)
 
 
-class ViewClient(Generic[TensorT]):
+class ViewClient(Iterator[Microbatch[TensorT]]):
     """Iterates over the microbatches of one (module, rank), to the end of the job.
 
     The cursor is the step of the next microbatch: as long as a step has microbatches to come, `state_dict` names that
@@ -130,9 +130,6 @@ class ViewClient(Generic[TensorT]):
     def direct_fallbacks(self) -> int:
         """Streams so far that left their data connection for gRPC; the log says why."""
         return self.fleet.direct_fallbacks
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Microbatch[TensorT]:
         """The next microbatch; StopIteration after the job's last one.

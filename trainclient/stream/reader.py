@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from dataserver.planning.job.identity import Job
@@ -22,7 +22,7 @@ MAX_MICROBATCH_BYTES = 4 << 30
 JOIN_S = 10.0
 
 
-class MicrobatchReader:
+class MicrobatchReader(Iterator[Microbatch[Any]]):
     """Iterates over the microbatches of one (module, rank) in plan order, to the end of the job.
 
     A thread receives ahead of the caller, so that transfer overlaps computing; a lost server costs a reconnect at the
@@ -109,9 +109,6 @@ class MicrobatchReader:
     def ready(self) -> bool:
         """Whether the next microbatch has been received."""
         return self._handoff.ready
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Microbatch[Any]:
         """The next microbatch; StopIteration after the job's last one.
