@@ -311,3 +311,12 @@ def test_exchange_and_program_know_no_model() -> None:
             if name.startswith(f"trainclient.{folder}."):
                 entered_folders = {target(*i).split(".")[1] for i in imports(name) if i[0].startswith("trainclient.")}
                 assert not entered_folders & set(forbidden), name
+
+
+def test_no_test_imports_a_test_that_defines_an_operator() -> None:
+    """Pytest imports that one by another name: torch frees an operator that is defined again, and calls of it crash."""
+    tests = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    names = "|".join(path.stem for path, text in tests.items() if re.search(r"^@torch\.library", text, re.MULTILINE))
+    assert names == "test_compiling"
+    importing = re.compile(rf"^\s*(from|import) .*\b({names})\b", re.MULTILINE)
+    assert [path.name for path, text in tests.items() if importing.search(text)] == []
