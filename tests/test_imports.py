@@ -267,7 +267,7 @@ ASKS_FOR_KINDS = {
 }
 """Of parts of the trainer. What they test otherwise is not what a module is: types in JSON and YAML, errors, layers and
 tensors of torch (linear or adapted, DTensor or not), and the layout (`NAMES_A_LAYOUT`)."""
-OF_A_KIND = re.compile(r"((Image|Text)?(Encoder|Backbone|Generator|Tower)(Config|Stage|Block|Model)?|ImageModuleModel)")
+OF_A_KIND = re.compile(r"(Image|Text)?(Encoder|Backbone|Generator|Tower)(Config|Stage|Block|Model)?")
 """Classes that belong to kinds of modules."""
 
 

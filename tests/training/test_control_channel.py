@@ -1,5 +1,6 @@
 """The control channel: whoever dies, fails or stops ends the run, and everybody hears who it was."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ TIMEOUT_S = 3.0
 """Longer than a busy machine keeps a process from running."""
 DEADLINE_S = 2 * 15 + TIMEOUT_S
 """Twice what is promised."""
+IN_RUN = rf"\({re.escape(Path(__file__).name)}:\d+ run\)"
+"""Where a test's own function was, as the channel says it."""
 
 
 @pytest.mark.slow
@@ -108,14 +111,8 @@ def test_a_lost_contact_is_explained_by_what_the_channel_knows() -> None:
 @pytest.mark.parametrize(
     ("beats", "words"),
     [
-        (
-            False,
-            r"global rank 1 \(m rank 1\) has said nothing for \d s; .*: nothing \(test_control_channel\.py:\d+ run\)$",
-        ),
-        (
-            True,
-            r"global rank 0 \(m rank 0\) failed: timed .*: nothing \(test_control_channel\.py:\d+ run\)\. .*1\): no",
-        ),
+        (False, rf"global rank 1 \(m rank 1\) has said nothing for \d s; .*: nothing {IN_RUN}$"),
+        (True, rf"global rank 0 \(m rank 0\) failed: timed .*: nothing {IN_RUN}\. .*1\): no"),
     ],
 )
 def test_of_a_contact_that_is_lost_early_who_is_silent_is_the_reason(

@@ -16,5 +16,5 @@ for all (`view_broadcast`). A chunk's layout decides which of these it uses (`tr
 step GPUs exchange rows through host memory (`host_staging`).
 
 Before a collective, ranks compare plans (`plan_check`). What a rank knows alone, it tells the others (`gathering`).
-However torch reports a lost rank, it becomes one exception (`rank_errors`).
+However torch reports a lost rank, it becomes one exception (`lost_ranks`).
 """
