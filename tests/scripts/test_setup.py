@@ -124,6 +124,14 @@ def test_help_and_wrong_options_of_the_demo_install_nothing(
     assert not (clone / ".venv" / ".installed").exists()
 
 
+def test_without_a_python_the_demo_says_which_is_needed_whatever_is_asked(clone: Path) -> None:
+    demo = start(clone, "demo", "--help")
+    _, errors = demo.communicate(timeout=WAIT_S)
+    assert (demo.returncode, errors) == (
+        2, "scripts/setup: no Python found; Python 3.11 or newer with pip and venv is required\n"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("script", ["setup", "demo"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_pip_runs_ends_it_with_one_line(clone: Path, script: str, number: signal.Signals) -> None:
