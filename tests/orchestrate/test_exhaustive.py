@@ -47,12 +47,13 @@ def both(layout: str, problem: Problem, search: Callable[[Problem], float]) -> l
     return [found] if short is None else [found, short]
 
 
+@pytest.mark.parametrize(("count", "least"), [(12, 10), pytest.param(30, 20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", SEARCHES)
-def test_solvers_equal_exhaustive_search(layout: str) -> None:
-    found = [both(layout, random_problem(seed, 10), SEARCHES[layout]) for seed in range(12)]
+def test_solvers_equal_exhaustive_search(layout: str, count: int, least: int) -> None:
+    found = [both(layout, random_problem(seed, 10), SEARCHES[layout]) for seed in range(count)]
     solved = [choice for choices in found for choice in choices]
     assert [] in found
-    assert len(solved) > 10
+    assert len(solved) > least
     if layout != "grouped":
         assert any(choice.microbatch % 3 == 0 for choice in solved)
         assert layout == "colocated" or any(choice.finer > 1 for choice in solved)
