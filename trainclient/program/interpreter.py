@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 import numpy as np
 from torch.profiler import record_function
@@ -193,6 +194,8 @@ class Interpreter:
             case OperationKind.REDUCE:
                 with self._clock.running(operation):
                     self._parameters.reduce(number)
+            case other:
+                assert_never(other)
 
 
 class _Views:
