@@ -27,7 +27,7 @@ from dataserver.dataset.index import indexing
 from dataserver.dataset.index.indexing import index_shard
 from dataserver.dataset.machine.workers import in_processes
 from dataserver.dataset.shard_tokens import ShardTokens
-from dataserver.dataset.shards import sidecar, tar
+from dataserver.dataset.shards import formats, sidecar
 from dataserver.dataset.shards.listing import find_shards
 
 
@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: py
 
 def test_a_shard_that_cannot_be_read_is_not_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shard,) = find_shards(write_texts(tmp_path, 2, 2))
-    monkeypatch.setattr(tar, "scan_members", failing)
+    monkeypatch.setattr(formats, "scan_members", failing)
     with pytest.raises(DatasetError) as caught:
         index_shard(shard)
     assert str(caught.value) == (
