@@ -9,17 +9,20 @@ from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.search import DEFAULT_BUDGET, Budget, search
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
 
+FILL_PERCENT = 90
+"""Share of a group's tokens that is used, as in the public code of FlexSP."""
+
 SPREAD_FROM = 16
 """Least degree whose groups share the last microbatch evenly, as in the public code of FlexSP."""
 
 
 def homogeneous_plan(
-    lengths: I64, costs: GroupCosts, degree: int | None = None, fill_percent: int = 90, squares: I64 | None = None
+    lengths: I64, costs: GroupCosts, degree: int | None = None, squares: I64 | None = None
 ) -> SequencePlan:
     """Sequences packed best-fit decreasing into groups of one degree: a static plan, as DeepSpeed-Ulysses has it.
 
     As in the public code of FlexSP (methods `static` and `adaptive` of its solver): a bin is what one group holds in
-    one microbatch, filled to `fill_percent` of its tokens, or to the longest sequence if that is more. Bins run in
+    one microbatch, filled to `FILL_PERCENT` of its tokens, or to the longest sequence if that is more. Bins run in
     the order in which they were opened. Groups that the last microbatch leaves idle take one sequence each from groups
     before them; from degree `SPREAD_FROM` on, the groups of that microbatch then share its tokens evenly.
 
@@ -27,17 +30,16 @@ def homogeneous_plan(
         lengths: int64 [n], tokens of each sequence.
         costs: of the model on the cluster.
         degree: of every group; the largest unless given.
-        fill_percent: share of a group's tokens that is used.
         squares: int64 [n], see `GroupCosts.times_ns`.
 
     Raises:
         ValueError: the degree is none of `costs` or does not divide the cluster, or a sequence does not fit it.
     """
     degree = costs.degrees[-1] if degree is None else degree
-    if degree not in costs.degrees or costs.num_devices % degree or not 1 <= fill_percent <= 100:
+    if degree not in costs.degrees or costs.num_devices % degree:
         raise ValueError(
-            f"groups of {degree}, filled to {fill_percent} %, on {costs.num_devices} devices: the degree must be one "
-            f"of {costs.degrees} that divides the devices, the percentage from 1 to 100"
+            f"groups of {degree} on {costs.num_devices} devices: the degree must be one of {costs.degrees} that "
+            "divides the devices"
         )
     lengths = np.ascontiguousarray(lengths, np.int64)
     column = costs.degrees.index(degree)
@@ -51,7 +53,7 @@ def homogeneous_plan(
     order, composition = np.argsort(-lengths, kind="stable"), _composition(costs, degree)
     batch = sorted_batch(lengths, costs, order, squares, composition[None, :])
     per = costs.num_devices // degree
-    microbatch, group = np.divmod(_packed(lengths, order, degree, costs, fill_percent)[order], per)
+    microbatch, group = np.divmod(_packed(lengths, order, degree, costs)[order], per)
     groupings = []
     for number in range(int(microbatch.max(initial=-1)) + 1):
         members = np.flatnonzero(microbatch == number)
@@ -60,16 +62,14 @@ def homogeneous_plan(
     return assemble(batch, order, groupings)
 
 
-def best_homogeneous_plan(
-    lengths: I64, costs: GroupCosts, fill_percent: int = 90, squares: I64 | None = None
-) -> SequencePlan:
+def best_homogeneous_plan(lengths: I64, costs: GroupCosts, squares: I64 | None = None) -> SequencePlan:
     """The fastest homogeneous plan of this batch (FlexSP-BatchAda); ties to the smaller degree.
 
     Raises:
         ValueError: a sequence fits no group.
     """
     degrees = _possible_degrees(np.ascontiguousarray(lengths, np.int64), costs)
-    plans = (homogeneous_plan(lengths, costs, d, fill_percent, squares) for d in degrees)
+    plans = (homogeneous_plan(lengths, costs, d, squares) for d in degrees)
     return min(plans, key=lambda plan: plan.time_ns)
 
 
@@ -109,11 +109,11 @@ def _composition(costs: GroupCosts, degree: int) -> I64:
     return np.array([costs.num_devices // degree if d == degree else 0 for d in costs.degrees], np.int64)
 
 
-def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts, fill_percent: int) -> I64:
+def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts) -> I64:
     """The bin of each sequence, bin b being group b % per of microbatch b // per. int64 [n]."""
     from dataserver.planning.kernels import packing
 
-    limit = max(degree * costs.device_tokens * fill_percent // 100, int(lengths.max(initial=0)))
+    limit = max(degree * costs.device_tokens * FILL_PERCENT // 100, int(lengths.max(initial=0)))
     limit, per = min(limit, int(lengths.sum())), costs.num_devices // degree
     bins = packing.best_fit(plain(lengths), order, limit)
     by_bin = np.split(np.argsort(bins, kind="stable"), np.cumsum(np.bincount(bins))[:-1])

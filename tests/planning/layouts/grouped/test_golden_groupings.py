@@ -81,34 +81,32 @@ def test_golden_chunks() -> None:
 
 
 def test_golden_homogeneous_plans() -> None:
-    """Of every degree, filled to several shares; from degree 16 on groups share the last microbatch."""
+    """Of every degree; from degree 16 on groups share the last microbatch."""
     found: list[object] = []
     for seed, lengths, costs, squares in problems(49):
         if costs.num_devices & (costs.num_devices - 1):
             continue
         for degree in costs.degrees:
             here = np.minimum(lengths, degree * costs.device_tokens)
-            for percent in (1, 60 + seed % 40, 100):
-                found.append(spelled(homogeneous_plan(here, costs, degree, percent, squares)))
+            found.append(spelled(homogeneous_plan(here, costs, degree, squares=squares)))
         found.append(spelled(homogeneous_plan(lengths, costs, squares=squares)))
-        found.append(spelled(best_homogeneous_plan(lengths, costs, 80, squares)))
+        found.append(spelled(best_homogeneous_plan(lengths, costs, squares=squares)))
         found.append(spelled(searched_homogeneous_plan(lengths, costs, BUDGETS[seed % 4], squares)))
     wide = GroupCosts("wide", 128, (8, 16, 32), 10, 100, (5_000, 6_000, 7_000), 10)
     for seed in range(12):
         lengths = np.sort(numbers(seed, 9 + 3 * seed, 1, 79 + seed))
-        found += [spelled(homogeneous_plan(lengths, wide, degree, 90)) for degree in (16, 32)]
-    assert digest(found) == "c7666ef6e0588eea"
+        found += [spelled(homogeneous_plan(lengths, wide, degree)) for degree in (16, 32)]
+    assert digest(found) == "f89cd3775637872c"
 
 
 def test_what_homogeneous_plans_refuse() -> None:
     costs = GroupCosts("toy", 12, (1, 2, 4, 8), 100, 10, (1, 2, 3, 4), 0)
     one = np.array([100])
-    for degree, percent in ((1, 1), (4, 100), (2, 50)):
-        homogeneous_plan(one, costs, degree, percent)
-    for degree, percent in ((8, 90), (3, 90), (16, 90), (1, 0), (1, 101), (8, 0)):
-        message = f"groups of {degree}, filled to {percent} %, on 12 devices: the degree must be one of "
-        with pytest.raises(ValueError, match=message):
-            homogeneous_plan(one, costs, degree, percent)
+    for degree in (1, 2, 4):
+        homogeneous_plan(one, costs, degree)
+    for degree in (3, 8, 16):
+        with pytest.raises(ValueError, match=f"groups of {degree} on 12 devices: the degree must be one of "):
+            homogeneous_plan(one, costs, degree)
     message = "sequence 2 has 401 tokens and does not fit a group of 2 devices, which holds 200: use degree 8"
     with pytest.raises(ValueError, match=message):
         homogeneous_plan(np.array([200, 1, 401, 300]), costs, 2)
