@@ -10,9 +10,9 @@ from dataserver.planning.job.fields import ModuleKind, ModuleSpec, PackingPolicy
 from dataserver.planning.job.identity import Job
 from dataserver.planning.job.limits import most_microbatches
 from dataserver.planning.layouts.pipelined.attempts import Attempt, attempt
-from dataserver.planning.layouts.pipelined.image_sequences import even_images
 from dataserver.planning.layouts.pipelined.options import PipelinedOptions
 from dataserver.planning.layouts.pipelined.packed import PackedStep
+from dataserver.planning.layouts.pipelined.parity_packing import even_images
 from dataserver.planning.layouts.shared.sequences import pack_sequences, sequence_tokens
 from dataserver.planning.plan.arranging import module_images
 from dataserver.planning.plan.limits import check_microbatches

@@ -13,7 +13,7 @@ from planning.kernels.interpreted import interpreted
 from dataserver.planning import I64, Bool
 from dataserver.planning.job.fields import BalancePolicy
 from dataserver.planning.job.identity import parse_job
-from dataserver.planning.layouts.pipelined.image_sequences import even_images
+from dataserver.planning.layouts.pipelined.parity_packing import even_images
 from dataserver.planning.layouts.pipelined.placing import (
     Placement,
     PlacementProblem,

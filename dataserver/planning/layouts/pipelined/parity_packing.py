@@ -1,4 +1,4 @@
-"""Sequences with images, in a number that all ranks of the backbone can share evenly."""
+"""Modality parity: sequences with images in a number that all ranks of the backbone can share evenly."""
 
 from collections.abc import Callable
 
