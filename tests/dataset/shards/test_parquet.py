@@ -8,41 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.parquets import IMAGE, WRITERS, pairs_table, varint, write_table
+from dataset.shards.parquet_datasets import JPEGS, RNG, ROWS, details, images_of, index, with_footer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shards import make_image, write_tar
+from shards import write_tar
 
-from dataserver.dataset import Dataset, DatasetError, build_index, compile_filter, lint
+from dataserver.dataset import DatasetError, build_index, compile_filter, lint
 from dataserver.dataset.shards.pages import unpack
 from dataserver.dataset.shards.parquet import chunk as chunk_module
-from dataserver.dataset.shards.parquet import format as format_module
 from dataserver.dataset.shards.parquet.page_header import parse_page_header
 
-RNG = np.random.default_rng(7)
-JPEGS = [make_image(RNG, int(width), 40 + n) for n, width in enumerate(RNG.integers(32, 160, 23))]
-ROWS: list[tuple[str, bytes | None, str | None]] = [(f"k.{n}", jpeg, f"text {n}") for n, jpeg in enumerate(JPEGS)]
 KINDS = {"struct": IMAGE, "binary": pa.binary(), "large_binary": pa.large_binary()}
-
-
-def index(folder: Path) -> tuple[Dataset, dict[str, int]]:
-    report = build_index(folder, workers=1)
-    assert dict(lint(folder).counts) == report.findings
-    return Dataset.open(folder, may_be_empty=True), dict(report.findings)
-
-
-def details(folder: Path) -> dict[str, str]:
-    """The first finding of each kind."""
-    return {finding.kind: finding.detail for finding in reversed(lint(folder).findings)}
-
-
-def images_of(dataset: Dataset) -> list[list[bytes]]:
-    """The encoded images of all samples of one shard, in an order that jumps about."""
-    (shard,) = dataset.shards
-    counts = np.diff(shard.sizes().image_offsets).tolist()
-    found = {
-        row: [dataset.read(shard.image(row, i)) for i in range(counts[row])] for row in RNG.permutation(len(counts))
-    }
-    return [found[row] for row in range(len(counts))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -438,44 +414,6 @@ def test_any_damage_of_pages_is_a_finding_or_serves_the_same_bytes(
     (shard,) = dataset.shards
     assert shard.num_samples + sum(findings.values()) >= 23
     assert [shard.image(n, 0).length for n in range(shard.num_samples)] == [len(*image) for image in images_of(dataset)]
-
-
-def with_footer(path: Path, before: bytes, after: bytes) -> None:
-    """Replace the last occurrence of some bytes in the footer of a file, by others of any length."""
-    data = path.read_bytes()
-    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    head, found, tail = data[start:-8].rpartition(before)
-    assert found
-    footer = head + after + tail
-    path.write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-
-
-def test_a_row_group_of_more_rows_than_memory_holds_is_one_finding(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "0.parquet", pairs_table(ROWS), row_group_size=100)
-    with_footer(path, b"\x16" + varint(2 * 23), b"\x16" + varint(2 << 58))
-    assert pq.ParquetFile(path).metadata.row_group(0).num_rows == 1 << 58
-    _, findings = index(tmp_path)
-    assert findings == {"corrupt_parquet": 1}
-    assert f"{1 << 58} rows, limit" in details(tmp_path)["corrupt_parquet"]
-
-
-def test_values_of_all_columns_are_counted_before_they_take_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = {f"image {n}": pa.nulls(23, pa.binary()) for n in range(9)}
-    write_table(tmp_path / "0.parquet", pairs_table(ROWS, **nothing), row_group_size=10)
-    monkeypatch.setattr(format_module, "MAX_VALUES", 230)
-    assert index(tmp_path)[0].shards[0].num_samples == 23
-    write_table(tmp_path / "0.parquet", pairs_table(ROWS, more=pa.nulls(23, pa.binary()), **nothing))
-    assert index(tmp_path)[1] == {"corrupt_parquet": 1}
-    assert "values in columns of images, limit 230" in details(tmp_path)["corrupt_parquet"]
-
-
-def test_files_of_very_many_columns_are_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(format_module, "MAX_LEAVES", 3)
-    write_table(tmp_path / "0.parquet", pairs_table(ROWS))
-    assert index(tmp_path)[1] == {"corrupt_parquet": 1}
-    assert "4 columns, limit 3" in details(tmp_path)["corrupt_parquet"]
 
 
 def test_times_that_python_does_not_have_are_one_finding(tmp_path: Path) -> None:

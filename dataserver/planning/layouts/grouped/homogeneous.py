@@ -8,6 +8,7 @@ from dataserver.planning.layouts.grouped.batch import Grouping
 from dataserver.planning.layouts.grouped.costs import GroupCosts
 from dataserver.planning.layouts.grouped.search import DEFAULT_BUDGET, Budget, search
 from dataserver.planning.layouts.grouped.sequence_plan import SequencePlan, assemble, sorted_batch
+from dataserver.planning.stream.packing import MAX_SEQ_LEN
 
 FILL_PERCENT = 90
 """Share of a group's tokens that is used, as in the public code of FlexSP."""
@@ -114,7 +115,8 @@ def _packed(lengths: I64, order: I64, degree: int, costs: GroupCosts) -> I64:
     from dataserver.planning.kernels import packing
 
     limit = max(degree * costs.device_tokens * FILL_PERCENT // 100, int(lengths.max(initial=0)))
-    limit, per = min(limit, int(lengths.sum())), costs.num_devices // degree
+    limit = min(limit, int(lengths.sum()), MAX_SEQ_LEN)  # the kernel counts no further
+    per = costs.num_devices // degree
     bins = packing.best_fit(plain(lengths), order, limit)
     by_bin = np.split(np.argsort(bins, kind="stable"), np.cumsum(np.bincount(bins))[:-1])
     groups = [members.tolist() for members in by_bin]

@@ -191,6 +191,14 @@ def test_a_long_sequence_raises_what_all_bins_hold() -> None:
     assert [[g.sequences for g in m.groups] for m in plan.microbatches] == [[(0, 1), (2,)]]
 
 
+def test_groups_with_room_for_more_than_the_kernel_counts_are_filled_as_far() -> None:
+    """A step of 2^32 tokens, whose groups hold all of them: the kernel takes 2^30."""
+    costs, lengths = GroupCosts("toy", 4, (1, 2), 1 << 40, 10, (1, 2), 0), np.full(1024, 1 << 22)
+    plan = homogeneous_plan(lengths, costs, 2)
+    check(plan, lengths, costs)
+    assert [len(group.sequences) for microbatch in plan.microbatches for group in microbatch.groups] == [256] * 4
+
+
 def test_groups_of_a_last_microbatch_share_it_from_degree_16_on() -> None:
     """A group of 16 would hold all; one of 8 holds 36 and another 4; three fill idle groups, then others."""
     lengths = np.full(40, 1_280)
