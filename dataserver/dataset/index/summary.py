@@ -85,9 +85,9 @@ class Summary:
         gone = sorted(self._entries.keys() - {shard.name for shard in listing.shards} - unread)
         if gone:
             _log.warning(
-                "%d shards below %s that were indexed are gone, the first is %a: their samples are not served; copy"
-                " them again, or run dataserver index once without them",
-                *(len(gone), listing.shards[0].root, gone[0]),
+                "%s lacks shards that were indexed: %d, the first is %a; their samples are not served. Copy them again,"
+                " or run dataserver index once without them",
+                *(listing.shards[0].root, len(gone), gone[0]),
             )
 
     def holds(self, contents: Sequence[tuple[str, IndexContent]]) -> bool:

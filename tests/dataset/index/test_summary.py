@@ -117,8 +117,8 @@ def test_shards_that_are_gone_are_told_until_the_dataset_is_indexed_without_them
     assert not caplog.messages
     Dataset.open(folder)
     build_index(folder, workers=1)
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        f"1 shards below {folder} that were indexed are gone, the first is '00001.tar'"
+    assert [message.partition(". ")[0] for message in caplog.messages] == [
+        f"{folder} lacks shards that were indexed: 1, the first is '00001.tar'; their samples are not served"
     ] * 2
     caplog.clear()
     Dataset.open(folder)
